@@ -68,6 +68,7 @@ KINDS = (
     "GLM-5",
     "GLM-5, layers that share a choice",
     "Hunyuan 4",
+    "MiniMax M3",
     "Mistral Small 4 with images",
     "Llama 4",
     "Hunyuan",
@@ -254,14 +255,36 @@ def test_a_token_is_the_same_to_the_last_bit(family: str, quantize: str, cached:
     assert torch.equal(driver.last_logits()[0], whole_TV[LENGTH - 1])
 
 
+# DeepSeek: the first splits have most of their keys chosen and are read where they are, the last ones are copied. MiniMax: blocks of whole
+# pages, and blocks that are not, which are copied or not by how many of their keys a split has.
+OF_SEVERAL_SPLITS: dict[str, dict[str, Any]] = {
+    "DeepSeek V3.2": {"index_topk": 180},
+    "MiniMax M3": {"sparse_topk_blocks": 6, "sparse_block_size": 32},
+    "MiniMax M3, odd blocks": {"sparse_topk_blocks": 9, "sparse_block_size": 50},
+}
+
+
+def with_choices(family: str, **changes: Any) -> dict[str, Any]:
+    """The family's shape, of which an index chooses otherwise."""
+    config: dict[str, Any] = FAMILIES[family.split(",")[0]]
+    if "text_config" not in config:
+        return {**config, **changes, "max_position_embeddings": 1024}
+    text = config["text_config"]
+    index = {**text["sparse_attention_config"], **changes}
+    return {
+        **config,
+        "text_config": {**text, "sparse_attention_config": index, "max_position_embeddings": 1024},
+    }
+
+
+@pytest.mark.parametrize("family", OF_SEVERAL_SPLITS)
 def test_keys_chosen_of_several_splits_are_those_of_fp32_and_the_same_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first splits have most of their keys chosen and are read where they are, the last ones are copied."""
     from client import row
     from driver import Driver
 
-    config = {**FAMILIES["DeepSeek V3.2"], "index_topk": 180, "max_position_embeddings": 1024}
+    config = with_choices(family, **OF_SEVERAL_SPLITS[family])
     folder, sequence = make(tmp_path, config), ids(vocabulary_of(config), 1, 700)
     reference = Reference(folder, [sequence])
     limits: dict[str, Any] = {

@@ -46,6 +46,7 @@ KINDS = (
     "A.X K2",
     "GLM-5, layers that share a choice",
     "Hunyuan 4",
+    "MiniMax M3",
     "Qwen3-Next",
     "Qwen 3.5",
     "Qwen 4",
@@ -117,7 +118,7 @@ def test_a_family_in_two_shards_is_near_to_fp32_and_the_same_to_the_last_bit(
     assert torch.equal(logits_V, at_once)
 
 
-@pytest.mark.parametrize("family", ["LLaMA 3", "GPT-OSS", "Qwen 3.5", "DeepSeek V3"])
+@pytest.mark.parametrize("family", ["LLaMA 3", "GPT-OSS", "Qwen 3.5", "DeepSeek V3", "MiniMax M3"])
 @pytest.mark.parametrize(("quantize", "cached"), [("int8", "int8"), ("int4", "fp8_e4m3fn")])
 def test_quantized_shards_are_the_same_to_the_last_bit(
     family: str, quantize: str, cached: str, tmp_path: Path, pair: Ranks

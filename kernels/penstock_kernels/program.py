@@ -60,6 +60,7 @@ class Kind(IntEnum):
     NGRAMS = 32
     NGRAM_GATE = 33
     WRITE_BLOCKS = 34
+    CHOOSE_FOR_HEADS = 35
 
 
 class Norm(IntEnum):

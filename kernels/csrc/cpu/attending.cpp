@@ -21,7 +21,7 @@ void Program::note_choices(const penstock_step &step) {
         int64_t last = 0;
         for (int64_t token = 0; token < step.tokens; token++) {
             const int32_t position = token_positions_[static_cast<size_t>(token)];
-            const int32_t together = std::max({choice.rate, choice.block, 1}), seen = (position + 1) / together;
+            const int32_t seen = (position + 1) / choice.tokens_of_one();
             if (seen <= choice.most()) continue;
             choice.tokens.push_back(static_cast<int32_t>(token));
             last = std::max<int64_t>(last, seen - 1);
@@ -75,6 +75,9 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                one.by_token == (operation.second >= 0) && one.sees == operation.sees;
     });
     const bool has_choice = operation.second >= 0;
+    const auto has_lists = [&](const penstock_operation &one) { return chooses(one) && one.target == operation.second; };
+    const auto choosing = has_choice ? std::find_if(body_.begin(), body_.end(), has_lists) : body_.end();
+    const bool is_by_head = choosing != body_.end() && choosing->kind == PENSTOCK_CHOOSE_FOR_HEADS;
     const AttentionArgs args = {division.items.data(),
                                 static_cast<int64_t>(division.items.size()),
                                 division.joins.data(),
@@ -100,6 +103,8 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 has_choice ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0,
                                 operation.columns,
                                 operation.value_dim != 0,
+                                is_by_head ? operation.columns * int64_t{4} : 0,
+                                is_by_head && choosing->window % PENSTOCK_PAGE_TOKENS == 0,
                                 operation.positions,
                                 operation.columns,
                                 operation.offset};
@@ -127,8 +132,10 @@ void Program::write_index(const penstock_operation &operation, const Work &work)
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const int64_t rows = now_->tokens;
     kernels_.write_index({rows, token_rows_.data(), token_positions_.data(), token_places_.data(),
-                          rows_.data() + cache.table * row_count_, index_heads(operation), operation.rope_dim, operation.cos,
-                          operation.sin, at(operation.source, work.member, rows), at(operation.second, work.member, rows),
+                          rows_.data() + cache.table * row_count_, index_heads(operation), operation.rope_dim, operation.eps,
+                          operation.norm_weight, operation.second_weight, operation.cos, operation.sin,
+                          column(operation.source, operation.source_at, work.member, rows),
+                          column(operation.second, std::max(operation.inner_at, 0), work.member, rows),
                           buffers_[static_cast<size_t>(operation.source)].row_bytes,
                           buffers_[static_cast<size_t>(operation.second)].row_bytes, at(operation.target, work.member, rows),
                           index_keys(operation)},
@@ -136,9 +143,7 @@ void Program::write_index(const penstock_operation &operation, const Work &work)
 }
 
 const Program::Choice &Program::choice_of(const penstock_operation &operation) const {
-    return *std::find_if(choices_.begin(), choices_.end(), [&](const Choice &one) {
-        return one.columns == operation.columns && one.rate == operation.rows && one.block == operation.window;
-    });
+    return *std::find_if(choices_.begin(), choices_.end(), [&](const Choice &one) { return one.is_of(operation); });
 }
 
 void Program::choose(const penstock_operation &operation, const Work &work) {
@@ -147,6 +152,7 @@ void Program::choose(const penstock_operation &operation, const Work &work) {
     const LayerCache &cache = caches_[static_cast<size_t>(operation.layer)];
     const int64_t rows = now_->tokens, count = static_cast<int64_t>(choice.tokens.size());
     const bool few = count <= score_rows();
+    const bool is_by_head = operation.kind == PENSTOCK_CHOOSE_FOR_HEADS;
     const int weights = operation.window ? operation.source : operation.second;  // of blocks there are none
     const int entry_rows = std::gcd(operation.rows, int{PENSTOCK_PAGE_TOKENS});
     const ChooseArgs args = {count,
@@ -156,7 +162,7 @@ void Program::choose(const penstock_operation &operation, const Work &work) {
                              rows_.data() + cache.table * row_count_,
                              index_heads(operation),
                              operation.scale,
-                             choice.most(),
+                             is_by_head ? operation.columns / operation.window : choice.most(),
                              at(operation.source, work.member, rows),
                              at(weights, work.member, rows),
                              operation.rows ? cache.pages : index_keys(operation),
@@ -167,14 +173,15 @@ void Program::choose(const penstock_operation &operation, const Work &work) {
                              operation.window,
                              few ? choice.splits : 0,
                              reinterpret_cast<float *>(memory_.begin() + scores_),
-                             score_floats(longest_),
+                             is_by_head ? score_floats(longest_) * operation.heads : score_floats(longest_),
                              at(operation.target, work.member, rows),
-                             buffers_[static_cast<size_t>(operation.target)].row_bytes};
+                             buffers_[static_cast<size_t>(operation.target)].row_bytes,
+                             operation.offset};
     if (few) {
-        kernels_.score(args, work);
+        (is_by_head ? kernels_.score_heads : kernels_.score)(args, work);
         team_.barrier();
     }
-    kernels_.choose(args, work);
+    (is_by_head ? kernels_.choose_for_heads : kernels_.choose)(args, work);
 }
 
 }  // namespace penstock

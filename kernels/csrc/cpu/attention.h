@@ -348,12 +348,12 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         if (is_choice) {
             const int64_t first_key = first_page * PENSTOCK_PAGE_TOKENS;
             const auto *list = reinterpret_cast<const int32_t *>(
-                args.chosen + (row.first_token + item.first_query / heads.group) * args.chosen_bytes);
+                args.chosen + (row.first_token + item.first_query / heads.group) * args.chosen_bytes + head * args.chosen_step);
             const int before = places_below(list, args.most_chosen, first_key);
             list += before;
             const int count = places_below(list, args.most_chosen - before, first_key + pages * PENSTOCK_PAGE_TOKENS);
             if (count == 0) continue;
-            is_gathered = count <= kMostGathered && !is_coded;
+            is_gathered = count <= kMostGathered && !is_coded && !args.has_whole_pages;
             if (is_gathered) {
                 pages = gather_chosen(heads, args.has_latents, list, count, first_key, page, s.gathered);
                 for (int i = 0; i < pages; i++) page[i] = s.gathered + i * heads.head_bytes, chosen[i] = 0xffff;

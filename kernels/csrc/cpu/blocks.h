@@ -22,9 +22,7 @@ SEPARATE void put_index_key(uint8_t *there, const uint16_t *key, int width) {
 // Normed by a weight, and the first numbers rotated by a position, to bf16.
 SEPARATE void norm_and_rotate(const WriteBlocksArgs &args, const float *weight, int64_t position, float *x, uint16_t *to) {
     const int size = args.heads.head_dim;
-    const float factor = 1.0f / __builtin_sqrtf(squares(x, size, 0.0f) / static_cast<float>(size) + args.eps);
-    for (int at = 0; at < size; at += 16)
-        store_up_to(x + at, load_up_to(x + at, size - at) * factor * load_up_to(weight + at, size - at), size - at);
+    norm_by(weight, args.eps, size, x);
     rotate(x, args.rope_dim, args.cos + position * (args.rope_dim / 2), args.sin + position * (args.rope_dim / 2));
     shorten(x, size, args.heads.key_dim, 1.0f, to);
 }

@@ -327,6 +327,18 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("latents that this library does not know");
                 break;
             }
+            case PENSTOCK_CHOOSE_FOR_HEADS: {
+                const Buffer &queries = buffers_[static_cast<size_t>(operation.source)];
+                if (is_head || operation.kv_heads != 1 || operation.heads < 1 || operation.heads > 1024 ||
+                    operation.head_dim < 2 || operation.head_dim > 512 || queries.layout != PENSTOCK_QUERIES ||
+                    queries.width != operation.heads * operation.head_dim)
+                    throw wrong("an index that this library does not know");
+                if (operation.window < 1 || operation.columns < 1 || operation.columns % operation.window || operation.rows ||
+                    operation.offset < 0 || operation.offset > operation.columns / operation.window ||
+                    target.layout != PENSTOCK_F32 || target.width != operation.heads * operation.columns)
+                    throw wrong("a choice of keys that this library does not know");
+                break;
+            }
             case PENSTOCK_WRITE_INDEX:
             case PENSTOCK_CHOOSE: {
                 const bool writes = operation.kind == PENSTOCK_WRITE_INDEX;
@@ -336,8 +348,8 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     queries.width != operation.heads * operation.head_dim || operation.rope_dim < 0 || operation.rope_dim % 2 ||
                     operation.rope_dim > operation.head_dim ||
                     ((writes || !operation.window) &&
-                     !fits(operation.second, 0, operation.heads * (writes ? operation.head_dim : 1))) ||
-                    (writes && !fits(operation.source, 0, operation.head_dim)))
+                     !fits(operation.second, std::max(operation.inner_at, 0), operation.heads * (writes ? operation.head_dim : 1))) ||
+                    (writes && (operation.source_at < 0 || !fits(operation.source, operation.source_at, operation.head_dim))))
                     throw wrong("an index that this library does not know");
                 if (!writes && (operation.columns < 1 || operation.rows < 0 || operation.window < 0 ||
                                 (operation.window && (operation.rows || operation.columns < operation.window * 2 - 1 ||
@@ -351,6 +363,11 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0 &&
                     (operation.columns < 1 || !fits(operation.second, 0, operation.columns) || operation.window))
                     throw wrong("attention to keys that were chosen otherwise");
+                if (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0)
+                    for (const penstock_operation &other : operations)
+                        if (other.kind == PENSTOCK_CHOOSE_FOR_HEADS && other.target == operation.second &&
+                            (other.heads != operation.kv_heads || other.columns != operation.columns))
+                            throw wrong("attention to keys that were chosen otherwise");
                 if (operation.kind == PENSTOCK_ATTENTION &&
                     (operation.sees < PENSTOCK_SEES_BEFORE || operation.sees > PENSTOCK_SEES_READ ||
                      (operation.sees == PENSTOCK_SEES_ROW) != (&operations == &encoder_) ||

@@ -9,6 +9,13 @@ namespace {
 
 using penstock::WriteIndexArgs;
 
+// Over the root of the mean square, times a weight.
+SEPARATE void norm_by(const float *weight, float eps, int size, float *x) {
+    const float factor = 1.0f / __builtin_sqrtf(squares(x, size, 0.0f) / static_cast<float>(size) + eps);
+    for (int at = 0; at < size; at += 16)
+        store_up_to(x + at, load_up_to(x + at, size - at) * factor * load_up_to(weight + at, size - at), size - at);
+}
+
 void write_index(const WriteIndexArgs &args, const Work &work) {
     const Heads &heads = args.heads;
     const int size = heads.head_dim, width = heads.key_dim, rope = args.rope_dim;
@@ -18,16 +25,17 @@ void write_index(const WriteIndexArgs &args, const Work &work) {
         const int64_t position = args.token_positions[token];
         const float *cos = args.cos ? args.cos + position * (rope / 2) : nullptr;
         const float *sin = args.sin ? args.sin + position * (rope / 2) : nullptr;
-        const auto turned = [&](const float *from, uint16_t *to) {
+        const auto turned = [&](const float *from, const float *weight, uint16_t *to) {
             for (int at = 0; at < size; at += 16) store_up_to(x + at, load_up_to(from + at, size - at), size - at);
+            if (weight) norm_by(weight, args.eps, size, x);
             if (cos) rotate(x, rope, cos, sin);
             shorten(x, size, width, 1.0f, to);
         };
         const float *asked = reinterpret_cast<const float *>(args.asked + token * args.asked_bytes);
         for (int head = 0; head < heads.group; head++)
-            turned(asked + head * size,
+            turned(asked + head * size, args.query_weight,
                    reinterpret_cast<uint16_t *>(args.queries + (token * heads.group + head) * width * 2));
-        turned(reinterpret_cast<const float *>(args.source + token * args.source_bytes), key);
+        turned(reinterpret_cast<const float *>(args.source + token * args.source_bytes), args.key_weight, key);
         const int64_t place = args.token_places[token];
         const int64_t page = args.rows[args.token_rows[token]].pages[place / PENSTOCK_PAGE_TOKENS];
         uint8_t *there = args.cache + page * heads.page_bytes + place % PENSTOCK_PAGE_TOKENS * 4;
@@ -141,11 +149,9 @@ SEPARATE void score_keys(const ChooseArgs &args, int64_t token, int64_t begin, i
     }
 }
 
-// The places of the `most` largest of more scores, ascending; equal ones go to the earlier place. Scores become whole numbers, of which
-// the smallest that is taken is found by its bits, 11 at a time.
-SEPARATE void choose_best(float *scores, int64_t count, int most, uint32_t *histogram, int32_t *chosen) {
-    for (int64_t at = 0; at < count; at += 16) *reinterpret_cast<I16 *>(scores + at) = in_order(load(scores + at));
-    const uint32_t *order = reinterpret_cast<const uint32_t *>(scores);
+// The places of the `most` largest of more whole numbers, ascending; equal ones go to the earlier place. The smallest that is taken is
+// found by its bits, 11 at a time.
+SEPARATE void take_largest(const uint32_t *order, int64_t count, int most, uint32_t *histogram, int32_t *chosen) {
     uint32_t smallest = 0, known = 0;  // of the smallest that is taken, these bits
     int64_t left = most;               // to be taken of those that have them
     for (int shift = 21; shift >= 0; shift -= shift > 10 ? 11 : 10) {
@@ -164,6 +170,12 @@ SEPARATE void choose_best(float *scores, int64_t count, int most, uint32_t *hist
         chosen[made] = static_cast<int32_t>(at);
         made += is_equal || order[at] > smallest;
     }
+}
+
+// The same of scores, which become whole numbers.
+SEPARATE void choose_best(float *scores, int64_t count, int most, uint32_t *histogram, int32_t *chosen) {
+    for (int64_t at = 0; at < count; at += 16) *reinterpret_cast<I16 *>(scores + at) = in_order(load(scores + at));
+    take_largest(reinterpret_cast<const uint32_t *>(scores), count, most, histogram, chosen);
 }
 
 INLINE int32_t *chosen_of(const ChooseArgs &args, int64_t token) {

@@ -7,6 +7,7 @@
 #include "compressed.h"
 #include "draw.h"
 #include "experts.h"
+#include "head_blocks.h"
 #include "hyper.h"
 #include "indexer.h"
 #include "kernels.h"
@@ -58,6 +59,8 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .write_index = write_index,
         .score = score,
         .choose = choose,
+        .score_heads = score_heads,
+        .choose_for_heads = choose_for_heads,
         .convolve = convolve,
         .rates = rates,
         .recur = recur,

@@ -352,6 +352,9 @@ struct AttentionArgs {
     int64_t chosen_bytes = 0;
     int most_chosen = 0;
     bool has_latents = false;
+    // From one key head's list to the next one's, 0: they share it; whether lists are of whole pages, which are read where they are.
+    int64_t chosen_step = 0;
+    bool has_whole_pages = false;
     // Added to scores by distance: see penstock_operation. (heads, 16 + distance_count + 16).
     const float *distances = nullptr;
     int distance_count = 0, at_no_distance = 0;
@@ -364,6 +367,8 @@ struct WriteIndexArgs {
     const Row *rows;
     Heads heads;
     int rope_dim;
+    float eps;
+    const float *query_weight, *key_weight;  // of norms before the rotation, or none
     const float *cos, *sin;
     const uint8_t *source, *asked;
     int64_t source_bytes, asked_bytes;
@@ -403,6 +408,7 @@ struct ChooseArgs {
     int64_t score_step;
     uint8_t *target;
     int64_t target_bytes;
+    int latest = 0;  // where heads choose blocks for themselves: of a head's `most` blocks the ones that are always taken
 };
 
 // Of a row: its tokens in this step and its sequence's state.
@@ -712,6 +718,8 @@ struct Kernels {
     void (*write_index)(const WriteIndexArgs &, const Work &);
     void (*score)(const ChooseArgs &, const Work &);
     void (*choose)(const ChooseArgs &, const Work &);
+    void (*score_heads)(const ChooseArgs &, const Work &);
+    void (*choose_for_heads)(const ChooseArgs &, const Work &);
     void (*convolve)(const ConvolveArgs &, const Work &);
     void (*rates)(const RatesArgs &, const Work &);
     void (*recur)(const RecurArgs &, const Work &);

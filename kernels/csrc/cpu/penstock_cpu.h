@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 16 };
+enum { PENSTOCK_CPU_ABI = 17 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -98,7 +98,8 @@ enum penstock_kind {
     PENSTOCK_REDUCE = 22,       // target = the sum of every rank's source, which is shared, in their order; or target += scale times it
     // An index, whose heads score keys. A token attends to all keys that it sees, where those are `columns` or fewer, and else to so many.
     PENSTOCK_WRITE_INDEX = 23,  // queries, of `heads` times head_dim numbers of `second`, to target, and a key of as many of the source
-                                // to the cache, behind keys and values; the first rope_dim numbers of each rotated
+                                // to the cache, behind keys and values; the first rope_dim numbers of each rotated. They begin at inner_at and
+                                // source_at, and are normed where there are norm_weight, of queries, and second_weight
     PENSTOCK_CHOOSE = 24,       // target = of tokens that see more, the places of the `columns` keys for which the sum over heads of
                                 // scale, weight in `second` and relu(query key) is largest, in whole numbers of 32 bits, ascending;
                                 // equal ones go to the earlier key. ATTENTION with them as `second` is to these keys alone. Where `rows` is
@@ -136,6 +137,9 @@ enum penstock_kind {
                                // gate: what key and stream, normed with norm_weight and second_weight, agree in
     PENSTOCK_WRITE_BLOCKS = 34,  // as WRITE_INDEX of `heads` queries and a key behind them in the source, all normed, where blocks of `window`
                                  // tokens have one key, made of the mean of theirs, with the rotation of the first, in the place of the last
+    PENSTOCK_CHOOSE_FOR_HEADS = 35,  // target = as CHOOSE, where each of `heads` heads has a list of `columns` keys of its own, one behind the
+                                     // other: those of the blocks, of `window` keys, whose largest query key is largest, the `offset` up to the
+                                     // token's own among them. What is left of a list is beyond all keys. ATTENTION of as many key heads reads them
 };
 
 // Residual streams of a model.

@@ -105,23 +105,20 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         const bool is_compressed_attention = operation.kind == PENSTOCK_COMPRESSED_ATTENTION;
         const bool turns_queries = operation.kind == PENSTOCK_TURN && target.layout == PENSTOCK_QUERIES;
         if (operation.kind == PENSTOCK_WRITE_INDEX || operation.kind == PENSTOCK_WRITE_BLOCKS ||
-            operation.kind == PENSTOCK_CHOOSE || is_compressed_attention ||
-            turns_queries) {
+            chooses(operation) || is_compressed_attention || turns_queries) {
             const Heads heads = heads_of(operation);
             if (is_compressed_attention) value_dim_ = std::max(value_dim_, heads.value_dim), gathers_ = true;
             Heads &of_queries =
-                (operation.kind == PENSTOCK_CHOOSE || is_compressed_attention ? source : target).heads;
+                (chooses(operation) || is_compressed_attention ? source : target).heads;
             if (of_queries.kv_heads && (of_queries.group != heads.group || of_queries.key_dim != heads.key_dim))
                 throw wrong("a buffer of queries of heads of several sizes");
             of_queries = heads;
             key_dim_ = std::max(key_dim_, heads.key_dim);
             layers = std::max(layers, operation.layer + 1);
         }
-        if (operation.kind == PENSTOCK_CHOOSE &&
-            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) {
-                return one.columns == operation.columns && one.rate == operation.rows && one.block == operation.window;
-            }))
-            choices_.push_back({operation.columns, operation.rows, operation.window, {}});
+        if (chooses(operation) &&
+            std::none_of(choices_.begin(), choices_.end(), [&](const Choice &one) { return one.is_of(operation); }))
+            choices_.push_back({operation.columns, operation.rows, operation.window, Choice::heads_of(operation), {}});
         if (operation.kind == PENSTOCK_REDUCE) {
             const int turn = static_cast<int>(reductions_++ % 2);
             if (source.turn == 1 - turn) throw wrong("sums of ranks do not take turns");
@@ -229,9 +226,15 @@ int64_t Program::lay_out(std::vector<Buffer> &buffers, int64_t tokens, int64_t r
     for (const Division &division : divisions_)
         most_parts = std::max(most_parts, part_count(division, longest) * division.kv_heads);
     *parts = place(most_parts * part_floats(value_dim_) * 4);
-    *scores = place(choices_.empty() ? 0 : score_rows() * score_floats(longest) * 4);
+    *scores = place(choices_.empty() ? 0 : score_rows() * score_step(longest) * 4);
     *scratch = place(round_up(scratch_bytes(key_dim_, value_dim_, unpacked_bytes_, gathers_ || !choices_.empty()), kPage) * team_.size());
     return end;
+}
+
+int64_t Program::score_step(int64_t longest) const {
+    int heads = 1;
+    for (const Choice &choice : choices_) heads = std::max(heads, choice.heads);
+    return heads * score_floats(longest);
 }
 
 int64_t Program::row_bytes_of(const Buffer &buffer) const {
@@ -768,6 +771,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             write_index(operation, work);
             return true;
         case PENSTOCK_CHOOSE:
+        case PENSTOCK_CHOOSE_FOR_HEADS:
             choose(operation, work);
             return true;
         case PENSTOCK_TURN:

@@ -60,6 +60,10 @@ inline bool reads_second(const penstock_operation &operation) {
            (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0);
 }
 
+inline bool chooses(const penstock_operation &operation) {
+    return operation.kind == PENSTOCK_CHOOSE || operation.kind == PENSTOCK_CHOOSE_FOR_HEADS;
+}
+
 inline bool is_compressed(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_TURN || operation.kind == PENSTOCK_POOL || operation.kind == PENSTOCK_KEEP ||
            operation.kind == PENSTOCK_COMPRESSED_ATTENTION;
@@ -139,7 +143,15 @@ private:
     // Tokens of a step that see more keys than so many, of which an index chooses: each of a token, of an entry of `rate` tokens, or of a block.
     struct Choice {
         int columns, rate, block;
-        int most() const { return block ? (columns + 1) / block - 1 : columns; }
+        int heads;  // that choose each for itself; 0: they choose together
+        int most() const { return block && !heads ? (columns + 1) / block - 1 : columns; }
+        int tokens_of_one() const { return heads ? 1 : rate ? rate : block ? block : 1; }
+        bool is_of(const penstock_operation &operation) const {
+            return columns == operation.columns && rate == operation.rows && block == operation.window && heads == heads_of(operation);
+        }
+        static int heads_of(const penstock_operation &operation) {
+            return operation.kind == PENSTOCK_CHOOSE_FOR_HEADS ? operation.heads : 0;
+        }
         std::vector<int32_t> tokens;
         int64_t splits = 0;  // of the keys of the one that sees the most
     };
@@ -161,6 +173,8 @@ private:
     // Tokens whose scores are in memory at once.
     int64_t score_rows() const { return 2 * team_.size(); }
     static int64_t score_floats(int64_t longest) { return round_up(longest + PENSTOCK_PAGE_TOKENS, kSplit); }
+    // Of one token, whose heads may have scores each.
+    int64_t score_step(int64_t longest) const;
     int64_t part_count(const Division &division, int64_t longest) const;
     int64_t item_count(const Division &division, int64_t tokens, int64_t longest) const;
     static bool may_be_own(const penstock_operation &operation, const Buffer &target);

@@ -105,7 +105,7 @@ class HeadBlockIndexConfig:
     block: int  # tokens of a block
     most: int  # blocks that a query attends to
     latest: int  # of them those up to its own
-    layers: frozenset[int]  # which choose; the others attend to all keys
+    layers: tuple[int, ...]  # which choose; the others attend to all keys
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ every token goes to. Called by `recorder`; letters as in `decoder`.
 """
 
 from functools import partial
+from typing import Any
 
 from penstock.layers.activation import Xielu
 from penstock.models.config import DecoderConfig, ExpertsConfig
@@ -32,16 +33,16 @@ def hidden_of(writer: ProgramWriter, config: DecoderConfig, feed_forward: FeedFo
             align_halves(feed_forward.up)
         width = rounded_up(width, TILE_OUTPUTS)
     hidden = writer.buffer("hidden", Layout.BF16, width)
-    limit = _limit(feed_forward)
+    gates = _gates(feed_forward)
     made = writer.linear(
         reads,
         hidden,
         feed_forward.up,
         epilogue=Epilogue.GATE if config.gated else Epilogue.ACTIVATE,
-        activation=ACTIVATIONS[config.activation] if limit is None else Activation.LIMITED_GATE,
+        activation=ACTIVATIONS[config.activation] if gates is None else gates.pop("activation"),
     )
-    if limit is not None:
-        made.limit = limit
+    for name, number in (gates or {}).items():
+        setattr(made, name, number)
     if isinstance(feed_forward.activation, Xielu):
         for name, factor in feed_forward.activation.factors.items():
             setattr(made, name, factor)
@@ -178,11 +179,14 @@ def _route(
     return route
 
 
-def _limit(feed_forward: FeedForward) -> float | None:
-    """Of `ops.gated_limited`, where that is a dense layer's activation."""
+def _gates(feed_forward: FeedForward) -> dict[str, Any] | None:
+    """What an operation says of `ops.gated_limited` and `ops.gated_clamped`, where that is a dense layer's activation."""
     activation = feed_forward.activation
-    found = activation.keywords.get("limit") if isinstance(activation, partial) else None
-    return None if found is None else float(found)
+    found = activation.keywords if isinstance(activation, partial) else {}
+    if "limit" not in found:
+        return None
+    kind = Activation.CLAMPED_GATE if "alpha" in found else Activation.LIMITED_GATE
+    return {"activation": kind, **{name: float(found[name]) for name in ("limit", "alpha") if name in found}}
 
 
 def _activation(config: DecoderConfig, choice: ExpertsConfig) -> Activation:

@@ -5,7 +5,7 @@ where blocks are chosen, `recorder`; follows `Indexer`, choice by choice. Letter
 from typing import Any
 
 from penstock.models.config import IndexConfig
-from penstock.models.indexer import BlockIndexer, Indexer
+from penstock.models.indexer import BlockIndexer, HeadBlockIndexer, Indexer
 from penstock.models.program_writer import ProgramWriter, fp32
 from penstock_kernels.program import Kind, Layout
 
@@ -69,4 +69,45 @@ def record_blocks(
     columns = (sizes.most + 1) * sizes.block - 1
     chosen = writer.buffer("chosen keys", Layout.F32, columns)
     writer.add(Kind.CHOOSE, queries, chosen, **shape, columns=columns, window=sizes.block)
+    return {"second": chosen, "columns": columns}
+
+
+def record_head_blocks(
+    writer: ProgramWriter, layer: int, indexer: HeadBlockIndexer, rope: int, rope_dim: int, reads_short: int
+) -> dict[str, Any]:
+    """The same where each of this rank's key heads chooses blocks for itself."""
+    sizes = indexer.sizes
+    heads = len(indexer.parts.weight_OI) // sizes.head_dim - 1
+    width = heads * sizes.head_dim
+    parts = writer.buffer("index queries and key", Layout.F32, width + sizes.head_dim)
+    writer.linear(reads_short, parts, indexer.parts)
+    queries = writer.buffer("index queries", Layout.QUERIES, width)
+    shape = {"layer": layer, "heads": heads, "kv_heads": 1, "head_dim": sizes.head_dim}
+    weights_C = indexer.query_norm.weight_E, indexer.key_norm.weight_E
+    assert weights_C[0] is not None and weights_C[1] is not None, "they have weights"
+    write = writer.add(
+        Kind.WRITE_INDEX,
+        parts,
+        queries,
+        **shape,
+        second=parts,
+        source_at=width,
+        inner_at=0,
+        rope_dim=rope_dim,
+        eps=indexer.query_norm.eps,
+        norm_weight=fp32(weights_C[0]),
+        second_weight=fp32(weights_C[1]),
+    )
+    writer.made.rotations.append((write, rope))
+    columns = sizes.most * sizes.block
+    chosen = writer.buffer("chosen keys", Layout.F32, heads * columns)
+    writer.add(
+        Kind.CHOOSE_FOR_HEADS,
+        queries,
+        chosen,
+        **shape,
+        columns=columns,
+        window=sizes.block,
+        offset=sizes.latest,
+    )
     return {"second": chosen, "columns": columns}

@@ -12,7 +12,7 @@ from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.compressed_recorder import record_compressed_attention
-from penstock.models.config import DecoderConfig, HeadBlockIndexConfig
+from penstock.models.config import DecoderConfig
 from penstock.models.decoder import (
     Attention,
     Beside,
@@ -26,7 +26,7 @@ from penstock.models.decoder import (
 )
 from penstock.models.experts_recorder import hidden_of, record_experts, record_experts_beside
 from penstock.models.hyper_recorder import HyperRecorder
-from penstock.models.index_recorder import record_blocks
+from penstock.models.index_recorder import record_blocks, record_head_blocks
 from penstock.models.indexer import BlockIndexer
 from penstock.models.latent_recorder import LARGEST_LATENT, record_latent_attention
 from penstock.models.ngram_recorder import record_ngrams
@@ -80,7 +80,6 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     index = None if config.latent is None else config.latent.index
     ngrams = [layer.ngrams for layer in config.layers if layer.ngrams is not None]
     checks = (
-        (isinstance(config.index, HeadBlockIndexConfig), "blocks of keys that each key head chooses"),
         (
             config.index is not None
             and (config.index.heads > MOST_INDEX_HEADS or config.index.head_dim > LARGEST_HEAD),
@@ -417,10 +416,13 @@ class _Recorder:
         if attention.temperature is not None:
             writer.made.temperatures.append((write, attention.temperature))
         choice: dict[str, Any] = {}
-        if isinstance(attention.indexer, BlockIndexer) and attention.rope is not None:
-            choice = record_blocks(
-                writer, index, attention.indexer, attention.rope, attention.rope_dim, reads_short
-            )
+        indexer, rope = attention.indexer, attention.rope
+        if indexer is not None and rope is not None:
+            of_rope = rope, attention.rope_dim
+            if isinstance(indexer, BlockIndexer):
+                choice = record_blocks(writer, index, indexer, *of_rope, reads_short)
+            else:
+                choice = record_head_blocks(writer, index, indexer, *of_rope, reads_short)
         window = config.windows[attention.window]
         writer.add(
             Kind.ATTENTION,

@@ -140,7 +140,7 @@ def index(fields: Fields, read: DecoderConfig, rotated: int) -> HeadBlockIndexCo
             f"config.json: sparse_local_block {latest} is more than sparse_topk_blocks {most}"
         )
     block = count("sparse_block_size", "index_block_size", 128)
-    return HeadBlockIndexConfig(heads, size, block, most, latest, layers)
+    return HeadBlockIndexConfig(heads, size, block, most, latest, tuple(sorted(layers)))
 
 
 class MiniMaxM3Loader(Loader):
