@@ -59,6 +59,7 @@ KINDS = (
     "Ling 3.0",
     "Jamba",
     "Mamba",
+    "RWKV 4",
     "DeepSeek V2 Lite",
     "DeepSeek V3",
     "DeepSeek V3.2",

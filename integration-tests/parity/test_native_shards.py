@@ -55,6 +55,7 @@ KINDS = (
     "Falcon-H1",
     "RecurrentGemma",
     "Mamba",
+    "RWKV 4",
     "Jamba",
     "Gemma 4 26B A4B",
     "Nemotron 3 (latent experts)",

@@ -63,6 +63,28 @@ def causal_conv_in_torch(
     return advance(states, state_PUC, out_TC, step_form, run_form)
 
 
+def previous_tokens(x_TE: Tensor, state_P1E: Tensor, states: StateMetadata) -> Tensor:
+    """What the token before each had: (T, E) to (T, E); zeros before a sequence's first. The state (P, 1, E) holds its last token's."""
+
+    def step_form(tokens: Tokens, state_S1E: Tensor) -> Tensor:
+        found_SE = state_S1E.squeeze(1).clone()
+        state_S1E.copy_(x_TE[tokens].unsqueeze(1))
+        return found_SE
+
+    def run_form(tokens: slice, state_1E: Tensor) -> Tensor:
+        x_LE = x_TE[tokens]
+        found_LE = torch.cat((state_1E, x_LE[:-1].to(state_1E.dtype)))
+        state_1E.copy_(x_LE[-1:])
+        return found_LE
+
+    return advance(states, state_P1E, torch.empty_like(x_TE), step_form, run_form)
+
+
+def mix_with_previous(x_TE: Tensor, previous_TE: Tensor, mix_E: Tensor) -> Tensor:
+    """mix x + (1 - mix) what the token before had, in fp32 and then in x's dtype: RWKV's token shift, with mix (E,) in fp32."""
+    return (x_TE.float() * mix_E + previous_TE.float() * (1 - mix_E)).to(x_TE.dtype)
+
+
 def previous_ids(ids_T: Tensor, state_PU: Tensor, states: StateMetadata) -> Tensor:
     """Ids of the U tokens before each token, the nearest first: (T,) int64 to (T, U) int64; 0 where there is none.
 

@@ -22,7 +22,7 @@ from penstock_kernels.compressed_keys import (
     pool,
     with_past,
 )
-from penstock_kernels.convolution import causal_conv, previous_ids
+from penstock_kernels.convolution import causal_conv, mix_with_previous, previous_ids, previous_tokens
 from penstock_kernels.delta_rule import channel_delta_rule, gated_delta_rule
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, uniform
 from penstock_kernels.encoder_decoder_attention import (
@@ -62,7 +62,7 @@ from penstock_kernels.sampling import (
     penalize,
     summarize,
 )
-from penstock_kernels.scan import linear_recurrence, selective_scan
+from penstock_kernels.scan import linear_recurrence, selective_scan, weighted_key_values
 from penstock_kernels.score_modifiers import PLAIN, ScoreModifiers
 
 __all__ = [
@@ -121,10 +121,12 @@ __all__ = [
     "log_softmax",
     "mask_tokens",
     "mix_experts",
+    "mix_with_previous",
     "paged_attention",
     "penalize",
     "pool",
     "previous_ids",
+    "previous_tokens",
     "rectangle_attention",
     "rms_norm",
     "rms_norm_in_place",
@@ -138,6 +140,7 @@ __all__ = [
     "uniform",
     "unit_norm",
     "weigh",
+    "weighted_key_values",
     "with_past",
     "workspace_bytes",
     "write_block_keys",

@@ -61,6 +61,8 @@ class Kind(IntEnum):
     NGRAM_GATE = 33
     WRITE_BLOCKS = 34
     CHOOSE_FOR_HEADS = 35
+    MIX_TOKENS = 36
+    WEIGH_VALUES = 37
 
 
 class Norm(IntEnum):

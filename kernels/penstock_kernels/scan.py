@@ -8,6 +8,9 @@ from penstock_kernels.recurrence import StateMetadata, Tokens, advance, chunks
 # Tokens whose decays and inputs of every number of the state exist at once.
 SCANNED_AT_ONCE = 64
 
+# The exponent of a sum of nothing.
+NO_EXPONENT = -1e38
+
 
 def selective_scan(
     x_TI: Tensor,
@@ -62,6 +65,61 @@ def linear_recurrence(kept_TI: Tensor, added_TI: Tensor, state_PI: Tensor, state
         return out_TI
 
     return advance(states, state_PI, torch.empty_like(added_TI), step_form, run_form)
+
+
+def weighted_key_values(
+    k_TI: Tensor, v_TI: Tensor, decay_I: Tensor, first_I: Tensor, state_P3I: Tensor, states: StateMetadata
+) -> Tensor:
+    """RWKV's attention of each channel: the mean of the values so far, each weighted with e to its key, which `decay` is added to with
+    every token that follows; the token's own key gets `first` in place of that.
+
+    All in fp32: (T, I), decays, which are negative, and `first` (I,), states (P, 3, I): the sum of weighted values, that of weights,
+    and the largest exponent so far, by which both are divided. Where the second is 0 there was no token yet. Returns (T, I), the same to the
+    last bit wherever a prompt is cut. Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", 2023, section 3.1, in the form of
+    its appendix on stability; as transformers 5.23 has it (rwkv).
+    """
+
+    def latest(state_S3I: Tensor) -> Tensor:
+        return torch.where(state_S3I[..., 1, :] > 0, state_S3I[..., 2, :], NO_EXPONENT)
+
+    def weights(exponent: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of what was and of the key, and the exponent that they are relative to."""
+        most = torch.maximum(exponent, k)
+        return (exponent - most).exp_(), (k - most).exp_(), most
+
+    def mean(exponent: Tensor, sums: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        old, new, _ = weights(exponent, k + first_I)
+        # Products and sums apart: fused, their rounding would depend on the shape.
+        return (old * sums[..., 0, :] + new * v) / (old * sums[..., 1, :] + new)
+
+    def step_form(tokens: Tokens, state_S3I: Tensor) -> Tensor:
+        k_SI, v_SI, exponent_SI = k_TI[tokens], v_TI[tokens], latest(state_S3I)
+        out_SI = mean(exponent_SI, state_S3I, k_SI, v_SI)
+        old_SI, new_SI, most_SI = weights(exponent_SI + decay_I, k_SI)
+        added_S2I = torch.stack((new_SI * v_SI, new_SI), 1)
+        state_S3I[:, :2].mul_(old_SI.unsqueeze(1)).add_(added_S2I)
+        state_S3I[:, 2] = most_SI
+        return out_SI
+
+    def run_form(tokens: slice, state_3I: Tensor) -> Tensor:
+        out_TI = torch.empty_like(v_TI[tokens])
+        for part in chunks(tokens, SCANNED_AT_ONCE):
+            k_LI, v_LI = k_TI[part], v_TI[part]
+            exponents = [latest(state_3I)]
+            for k_I in k_LI:
+                exponents.append(torch.maximum(exponents[-1] + decay_I, k_I))
+            before_LI = torch.stack(exponents[:-1])
+            old_LI, new_LI, _ = weights(before_LI + decay_I, k_LI)
+            sums_L2I = torch.stack((new_LI * v_LI, new_LI), 1)
+            first_2I = state_3I[:2].clone()
+            _recur(old_LI.unsqueeze(1), sums_L2I, state_3I[:2])
+            state_3I[2] = exponents[-1]
+            sums_L2I = torch.cat((first_2I.unsqueeze(0), sums_L2I[:-1]))
+            at = part.start - tokens.start
+            out_TI[at : at + len(k_LI)] = mean(before_LI, sums_L2I, k_LI, v_LI)
+        return out_TI
+
+    return advance(states, state_P3I, torch.empty_like(v_TI), step_form, run_form)
 
 
 def _recur(kept_T: Tensor, added_T: Tensor, state: Tensor) -> None:

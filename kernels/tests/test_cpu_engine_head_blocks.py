@@ -174,7 +174,7 @@ def test_queries_and_keys_are_normed_before_they_turn(name: str) -> None:
         best[:, -1] = torch.inf
         for head in range(2):
             listed = chosen[token, head]
-            taken = torch.unique(listed[listed < NONE] // 4)  # type: ignore[no-untyped-call]
+            taken = torch.unique(listed[listed < NONE] // 4)
             # Where a number is rounded another way, by its last bit.
             lacks = best[head].topk(6).values[1:] - best[head][taken].sort(descending=True).values[1:]
             assert len(taken) == 6 and lacks.abs().max() < 0.05

@@ -76,6 +76,17 @@ OPERATIONS = {
         (6, 5),
         True,
     ),
+    "previous_tokens": Operation(
+        lambda x, state, step: ops.previous_tokens(x[0], state, step), lambda t: [normal(t, 6)], (1, 6), True
+    ),
+    "weighted_key_values": Operation(
+        lambda x, state, step: ops.weighted_key_values(
+            x[0], x[1], A[:, 0].to(x[0].dtype), WEIGHTS[0].to(x[0].dtype), state, step
+        ),
+        lambda t: [4 * normal(t, 6), normal(t, 6)],
+        (3, 6),
+        True,
+    ),
     "linear_recurrence": Operation(
         lambda x, state, step: ops.linear_recurrence(x[0], x[1], state, step),
         lambda t: [torch.rand(t, 6), normal(t, 6)],
@@ -224,6 +235,29 @@ def test_steep_decays_are_as_exact_as_gentle_ones() -> None:
     state_P = torch.zeros((1, 1, 8, 4))
     given = operation.apply(whole, state_P, runs((0, tokens, 0, None)))
     torch.testing.assert_close(given.double(), wanted, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [1.0, 80.0, 1000.0, -1000.0])
+def test_weights_of_keys_are_exact_however_large_their_exponents_are(largest: float) -> None:
+    """Against softmax in float64, from a sequence's first token on, with keys that no exponential holds."""
+    torch.manual_seed(4)
+    k, v = largest + 3 * torch.randn(LENGTH, 6), torch.randn(LENGTH, 6)
+    decay, first = A[:, 0], WEIGHTS[0]
+    found = []
+    for cuts in CUTS:
+        state_P, at, parts = torch.zeros(2, 3, 6), 0, []
+        for count in cuts:
+            some = slice(at, at + count)
+            step = runs((0, count, 1, None))
+            parts.append(ops.weighted_key_values(k[some], v[some], decay, first, state_P, step))
+            at += count
+        found.append(torch.cat(parts))
+        assert torch.equal(found[-1], found[0])
+    for token in (0, 1, 2, 50, LENGTH - 1):
+        ages = torch.arange(token - 1, -1, -1, dtype=torch.float64).unsqueeze(1)
+        exponents = torch.cat((k[:token].double() + ages * decay.double(), k[token : token + 1] + first))
+        wanted = (exponents.softmax(0) * v[: token + 1].double()).sum(0)
+        torch.testing.assert_close(found[0][token].double(), wanted, atol=3e-4, rtol=3e-4)
 
 
 @pytest.mark.parametrize("cuts", CUTS)

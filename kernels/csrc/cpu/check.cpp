@@ -134,7 +134,8 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 break;
             }
             case PENSTOCK_OPEN:
-                if (target.layout != PENSTOCK_BF16 || operation.heads * operation.head_dim > target.width ||
+                if ((target.layout != PENSTOCK_BF16 && target.layout != PENSTOCK_F32) ||
+                    operation.heads * operation.head_dim > target.width ||
                     !fits(operation.source, operation.source_at, operation.columns))
                     throw wrong("gates of what is not there");
                 break;
@@ -201,6 +202,24 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("states that this library does not know");
                 break;
             }
+            case PENSTOCK_MIX_TOKENS: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                if (is_head || operation.columns < 1 || !operation.norm_weight || source.layout != PENSTOCK_BF16 ||
+                    target.layout != PENSTOCK_BF16 || source.width != operation.columns || target.width != operation.columns ||
+                    operation.target == operation.source)
+                    throw wrong("mixtures of tokens that this library does not know");
+                break;
+            }
+            case PENSTOCK_WEIGH_VALUES:
+                if (is_head || operation.columns < 1 || !operation.norm_weight || !operation.bias || target.layout != PENSTOCK_BF16 ||
+                    target.width != operation.columns)
+                    throw wrong("weights of values that this library does not know");
+                for (const int read : {operation.source, operation.second, operation.third}) {
+                    const Buffer &buffer = buffers_[static_cast<size_t>(read)];
+                    if (buffer.layout != PENSTOCK_F32 || buffer.width != operation.columns)
+                        throw wrong("weights of values that this library does not know");
+                }
+                break;
             case PENSTOCK_PREDICT:
             case PENSTOCK_CORRECT:
                 if (is_head || operation.heads < 1 || operation.heads > PENSTOCK_MOST_STREAMS || operation.columns < 1 ||

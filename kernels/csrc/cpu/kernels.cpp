@@ -18,6 +18,7 @@
 #include "quantize.h"
 #include "recurrence.h"
 #include "streams.h"
+#include "token_mix.h"
 
 #define PENSTOCK_JOIN_NAME(a, b) a##b
 #define PENSTOCK_NAME_OF(isa) PENSTOCK_JOIN_NAME(kernels_, isa)
@@ -66,6 +67,8 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .recur = recur,
         .scan = scan,
         .gated_recur = gated_recur,
+        .mix_tokens = mix_tokens,
+        .weigh_values = weigh_values,
         .update_streams = update_streams,
         .match = match,
         .open_sparsely = open_sparsely,

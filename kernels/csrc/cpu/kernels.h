@@ -106,6 +106,7 @@ struct OpenArgs {
     int64_t rows;
     int heads, head_dim;
     bool of_heads;  // one gate for each head
+    bool is_fp32;   // what they open
     penstock_activation activation;
     const uint8_t *gates;
     int64_t gates_bytes;
@@ -580,6 +581,31 @@ struct GatedRecurArgs {
     int64_t target_bytes;
 };
 
+struct MixTokensArgs {
+    const StateRow *rows;
+    int64_t row_count;
+    States states;
+    int channels;
+    bool keeps;  // the state moves on
+    const float *mix;
+    const uint8_t *source;
+    int64_t source_bytes;
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
+struct WeighValuesArgs {
+    const StateRow *rows;
+    int64_t row_count;
+    States states;
+    int channels;
+    const float *decay, *first;
+    const uint8_t *keys, *values, *gates;
+    int64_t source_bytes;  // of all three
+    uint8_t *target;
+    int64_t target_bytes;
+};
+
 // Of PREDICT, and with `computed` of CORRECT.
 struct StreamsArgs {
     int64_t rows;
@@ -725,6 +751,8 @@ struct Kernels {
     void (*recur)(const RecurArgs &, const Work &);
     void (*scan)(const ScanArgs &, const Work &);
     void (*gated_recur)(const GatedRecurArgs &, const Work &);
+    void (*mix_tokens)(const MixTokensArgs &, const Work &);
+    void (*weigh_values)(const WeighValuesArgs &, const Work &);
     void (*update_streams)(const StreamsArgs &, const Work &);
     void (*match)(const MatchArgs &, const Work &);
     void (*open_sparsely)(const SparseGateArgs &, const Work &);

@@ -219,6 +219,11 @@ SEPARATE void open_row(const OpenArgs &args, const float *gates, uint8_t *to) {
             const int count = args.head_dim - i;
             const int64_t at = (int64_t)head * args.head_dim + i;
             if (!args.of_heads) gate = activated(load_up_to(gates + at, count), args.activation);
+            if (args.is_fp32) {
+                float *x = reinterpret_cast<float *>(to) + at;
+                store_up_to(x, load_up_to(x, count) * gate, count);
+                continue;
+            }
             store_bf16_up_to(to + at * 2, from_bf16(load_bf16(to + at * 2)) * gate, count);
         }
     }

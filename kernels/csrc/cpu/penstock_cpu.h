@@ -62,7 +62,7 @@ enum penstock_kind {
     PENSTOCK_QUANTIZE = 5,   // target, of bytes, = source, of bf16
     PENSTOCK_GATED_NORM = 6,  // target, of bf16, = norm(source) activation(gates), or norm(source activation(gates)) where
                               // `accumulate` is set; gates are in `second` from column source_at on
-    PENSTOCK_OPEN = 7,        // target, of bf16, times activation(source), `columns` gates: one of each head, or number
+    PENSTOCK_OPEN = 7,        // target, of bf16 or fp32, times activation(source), `columns` gates: one of each head, or number
     PENSTOCK_ROUTE = 8,       // target = weights of the experts that logits choose for a token, and behind them their numbers;
                               // weights are multiplied with norm_weight (experts,) in the end, where there is one
     PENSTOCK_GATHER = 9,      // target = rows of the source, one for each expert of each token, by expert
@@ -140,6 +140,11 @@ enum penstock_kind {
     PENSTOCK_CHOOSE_FOR_HEADS = 35,  // target = as CHOOSE, where each of `heads` heads has a list of `columns` keys of its own, one behind the
                                      // other: those of the blocks, of `window` keys, whose largest query key is largest, the `offset` up to the
                                      // token's own among them. What is left of a list is beyond all keys. ATTENTION of as many key heads reads them
+    PENSTOCK_MIX_TOKENS = 36,    // target, of bf16, = norm_weight times the source, of bf16, and what it lacks of 1 times the token before, of
+                                 // `columns` numbers. State 0, of which that is read, moves on where `accumulate` is set
+    PENSTOCK_WEIGH_VALUES = 37,  // target, of bf16, = sigmoid(`third`) times the mean of what `second` had so far, by e to the source's keys, of
+                                 // `columns` numbers: norm_weight is added to a key with each token that follows, and `bias` to the
+                                 // token's own. State 1 is (3, columns)
 };
 
 // Residual streams of a model.
@@ -393,7 +398,8 @@ PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t l
                                             int32_t table, int32_t format);
 
 // Memory of a layer's states, a place of `place_bytes` for each slot and then for each snapshot: what a convolution keeps
-// (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1. Of compressed attention both are
+// (kernel - 1, channels) in bf16 is its `state` 0, and (heads, head_dim, value_dim) in fp32 its `state` 1. Of mixtures of tokens
+// 0 is (1, columns) in bf16. Of compressed attention both are
 // (tokens, numbers) in bf16: keys of the window, and what entries are made of. N-grams have behind these two a convolution's, and ids in
 // fp32.
 PENSTOCK_CPU_API int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places,

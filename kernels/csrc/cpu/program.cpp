@@ -87,7 +87,8 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
                 unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
         experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
         if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
-            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_NGRAMS || is_compressed(operation)) {
+            operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_NGRAMS || is_compressed(operation) ||
+            mixes_tokens(operation)) {
             has_states_ = true;
             layers = std::max(layers, operation.layer + 1);
         }
@@ -721,6 +722,7 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
             return true;
         case PENSTOCK_OPEN:
             kernels_.open({rows, operation.heads, operation.head_dim, operation.columns == operation.heads,
+                           target.layout == PENSTOCK_F32,
                            static_cast<penstock_activation>(operation.activation),
                            column(operation.source, operation.source_at, member, rows), from_bytes, to,
                            target.row_bytes},
@@ -741,6 +743,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         case PENSTOCK_RECUR:
         case PENSTOCK_SCAN:
         case PENSTOCK_GATED_RECUR:
+        case PENSTOCK_MIX_TOKENS:
+        case PENSTOCK_WEIGH_VALUES:
             recur(operation, work);
             return true;
         case PENSTOCK_PREDICT:
@@ -835,6 +839,20 @@ void Program::recur(const penstock_operation &operation, const Work &work) {
                            source.row_bytes, to + operation.target_at * 2, target.row_bytes,
                            target.layout == PENSTOCK_BF16},
                           work);
+        return;
+    }
+    if (operation.kind == PENSTOCK_MIX_TOKENS) {
+        kernels_.mix_tokens({state_rows_.data(), row_count, states[0], operation.columns, operation.accumulate != 0,
+                             operation.norm_weight, at(operation.source, work.member, rows), source.row_bytes, to,
+                             target.row_bytes},
+                            work);
+        return;
+    }
+    if (operation.kind == PENSTOCK_WEIGH_VALUES) {
+        kernels_.weigh_values({state_rows_.data(), row_count, states[1], operation.columns, operation.norm_weight, operation.bias,
+                               of_source(0), at(operation.second, work.member, rows), at(operation.third, work.member, rows),
+                               source.row_bytes, to, target.row_bytes},
+                              work);
         return;
     }
     const int64_t second_bytes = buffers_[static_cast<size_t>(operation.second)].row_bytes;

@@ -43,7 +43,7 @@ inline bool is_product(const penstock_operation &operation) {
 
 inline bool reads_third(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
-           operation.kind == PENSTOCK_CORRECT ||
+           operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_WEIGH_VALUES ||
            ((operation.kind == PENSTOCK_RATES || operation.kind == PENSTOCK_COMPRESSED_ATTENTION ||
              operation.kind == PENSTOCK_HYPER_MIX) && operation.third >= 0);
 }
@@ -56,12 +56,16 @@ inline bool reads_second(const penstock_operation &operation) {
            operation.kind == PENSTOCK_WRITE_INDEX || (operation.kind == PENSTOCK_CHOOSE && !operation.window) ||
            operation.kind == PENSTOCK_HYPER_READ || operation.kind == PENSTOCK_HYPER_ADD ||
            operation.kind == PENSTOCK_COMPRESSED_ATTENTION || operation.kind == PENSTOCK_HYPER_MIX ||
-           operation.kind == PENSTOCK_NGRAM_GATE ||
+           operation.kind == PENSTOCK_NGRAM_GATE || operation.kind == PENSTOCK_WEIGH_VALUES ||
            (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0);
 }
 
 inline bool chooses(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_CHOOSE || operation.kind == PENSTOCK_CHOOSE_FOR_HEADS;
+}
+
+inline bool mixes_tokens(const penstock_operation &operation) {
+    return operation.kind == PENSTOCK_MIX_TOKENS || operation.kind == PENSTOCK_WEIGH_VALUES;
 }
 
 inline bool is_compressed(const penstock_operation &operation) {

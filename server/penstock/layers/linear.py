@@ -27,6 +27,18 @@ class Linear(TiledModule):
         return ops.linear(x_TI, self.weight_OI, self.bias_O, self.tile)
 
 
+class OpenedLinear(Linear):
+    """A matrix whose outputs are multiplied with gates, which it reads behind its inputs: (T, I and O) to (T, O)."""
+
+    __slots__ = ()
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """See above."""
+        inputs = x_TI.shape[-1] - len(self.weight_OI)
+        given_TO = super().__call__(x_TI[:, :inputs].contiguous())
+        return given_TO.mul_(x_TI[:, inputs:])
+
+
 class Embedding(Module):
     """Rows of a table (V, E); of a divided table this rank holds `rows`, and the ranks add up what they found."""
 

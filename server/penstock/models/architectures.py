@@ -153,6 +153,7 @@ RECIPES = {
     "Qwen4ExpForCausalLM": "qwen4_exp",
     "Qwen4ExpForConditionalGeneration": "qwen4_exp",
     "RecurrentGemmaForCausalLM": "recurrent_gemma",
+    "RwkvForCausalLM": "rwkv",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "SmolVLMForConditionalGeneration": "vision_language",

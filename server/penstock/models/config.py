@@ -263,6 +263,7 @@ class DecoderConfig:
     # MiniMax: (of the residual, of what a branch gives) of attention, recurrent layers and feed-forward.
     residual_factors: tuple[tuple[float, float], ...] = ()
     experts_beside: bool = False  # a layer with experts has its dense feed-forward layer, too
+    halved_every: int = 0  # behind so many layers, and again, the residual is halved; 0: never
     layer_scales: bool = False  # what a layer gives is multiplied with a number of its own
 
     # Ends.

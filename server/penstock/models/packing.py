@@ -21,7 +21,7 @@ from penstock.models.decoder import (
     Layer,
     Mixer,
 )
-from penstock.models.recurrent import ShortConv
+from penstock.models.recurrent import ChannelMix, ShortConv, TimeMix
 from penstock_kernels import tensors, tiles
 from penstock_kernels.later import Tensor
 from penstock_kernels.program import (
@@ -135,6 +135,10 @@ def _matrices(mixer: Mixer) -> Iterator[Linear]:
         yield mixer.gates
     elif isinstance(mixer, CompressedAttention):
         yield from (mixer.down, mixer.query)
+    elif isinstance(mixer, TimeMix):
+        yield from (mixer.keys, mixer.values, mixer.gates)
+    elif isinstance(mixer, ChannelMix):
+        yield from (mixer.keys, mixer.gates)
     else:
         yield mixer.parts
     yield mixer.out

@@ -8,7 +8,7 @@ be run by torch any more. Recurrent layers and experts are `recurrent_recorder`'
 from typing import Any
 
 from penstock.layers.gated_norm import GatedNorm
-from penstock.layers.linear import Embedding, Linear
+from penstock.layers.linear import Embedding, Linear, OpenedLinear
 from penstock.layers.norm import LayerNorm, Norm
 from penstock.models.compressed_attention import CompressedAttention
 from penstock.models.compressed_recorder import record_compressed_attention
@@ -40,8 +40,9 @@ from penstock.models.program_writer import (
     optional_fp32,
 )
 from penstock.models.recording import Recording, in_numpy
+from penstock.models.recurrent import ChannelMix, TimeMix
 from penstock.models.recurrent_config import LightningConfig, Mamba2Config
-from penstock.models.recurrent_recorder import record_mixer, unknown_mixer
+from penstock.models.recurrent_recorder import GATES_OF_OUTPUTS, record_mixer, record_token_mix, unknown_mixer
 from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
 from penstock.parallel.group import TensorGroup
 from penstock_kernels import tensors
@@ -371,6 +372,8 @@ class _Recorder:
             return writer.readable(attended)
         if isinstance(mixer, CompressedAttention):
             return writer.readable(record_compressed_attention(writer, index, mixer, reads_short))
+        if isinstance(mixer, TimeMix | ChannelMix):
+            return writer.readable(record_token_mix(writer, index, mixer, reads_short))
         return writer.readable(record_mixer(writer, index, mixer))
 
     def _attention(self, index: int, attention: Attention, reads_short: int, attended: int) -> None:
@@ -497,8 +500,15 @@ class _Recorder:
                 record_experts_beside(self.writer, config, choice, beside, given)
         else:
             assert beside is None, "what experts give is normed"
-            given = self.x
-            self._branch(source, given, out, adds=True, scale=config.residual_scale)
+            if isinstance(out, OpenedLinear):
+                given = self.writer.buffer("given", Layout.F32, config.width)
+                self._branch(source, given, out)
+                gates = self.writer.buffer(GATES_OF_OUTPUTS, Layout.F32, config.width)
+                opens = {"heads": 1, "head_dim": config.width, "columns": config.width}
+                self.writer.add(Kind.OPEN, gates, given, **opens, activation=Activation.SIGMOID)
+            else:
+                given = self.x
+                self._branch(source, given, out, adds=True, scale=config.residual_scale)
         self._join(given, norm)
 
     def _branch(self, source: int, target: int, out: Linear, adds: bool = False, scale: float = 1.0) -> None:
@@ -550,4 +560,4 @@ def _reads_short(mixer: Mixer) -> bool:
     has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
     has_index = isinstance(attends, Attention | LatentAttention) and attends.indexer is not None
     has_entries = isinstance(attends, CompressedAttention) and attends.pending is not None
-    return has_gate or has_index or has_entries
+    return has_gate or has_index or has_entries or isinstance(attends, TimeMix | ChannelMix)

@@ -9,7 +9,7 @@ V size of a value (not the vocabulary). Of a model that is divided over ranks al
 from collections.abc import Callable
 
 import penstock_kernels as ops
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, OpenedLinear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import RmsNorm
 from penstock.models.layer_cache import LayerCache
@@ -337,4 +337,62 @@ class Mamba1(Module):
         return (made_TI + x_TI * self.skip_I).mul_(F.silu(z_TI.float())).to(x_TE.dtype)
 
 
-Recurrent = ShortConv | GatedDeltaNet | ChannelDelta | LightningAttention | GatedRecurrence | Mamba2 | Mamba1
+class TimeMix(Module):
+    """RWKV's attention. Keys, values and gates read mixtures of their own of a token and the one before it."""
+
+    def __init__(
+        self,
+        mixes_3E: Tensor,
+        keys: Linear,
+        values: Linear,
+        gates: Linear,
+        decay_I: Tensor,
+        first_I: Tensor,
+        out: Linear,
+    ) -> None:
+        self.keys, self.values, self.gates, self.out = keys, values, gates, out
+        self.mixes_3E, self.decay_I, self.first_I = mixes_3E, decay_I, first_I  # fp32
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, I)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        previous_TE = ops.previous_tokens(x_TE, cache.states[0], step.states)
+        keys_TI, values_TI, gates_TI = (
+            matrix(ops.mix_with_previous(x_TE, previous_TE, mix_E)).float()
+            for matrix, mix_E in zip((self.keys, self.values, self.gates), self.mixes_3E, strict=True)
+        )
+        mixed_TI = ops.weighted_key_values(
+            keys_TI, values_TI, self.decay_I, self.first_I, cache.states[1], step.states
+        )
+        return mixed_TI.mul_(gates_TI.sigmoid_()).to(x_TE.dtype)
+
+
+class ChannelMix(Module):
+    """RWKV's feed-forward layer. `gates`, which every rank has whole, open what `out` gives."""
+
+    def __init__(self, mixes_2E: Tensor, keys: Linear, gates: Linear, out: OpenedLinear) -> None:
+        self.mixes_2E = mixes_2E  # fp32
+        self.keys, self.gates, self.out = keys, gates, out
+
+    def __call__(self, x_TE: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """What `out` reads: (T, F and E)."""
+        assert step.states is not None, "made for models with recurrent layers"
+        previous_TE = ops.previous_tokens(x_TE, cache.states[0], step.states)
+        keys_TF, gates_TE = (
+            matrix(ops.mix_with_previous(x_TE, previous_TE, mix_E))
+            for matrix, mix_E in zip((self.keys, self.gates), self.mixes_2E, strict=True)
+        )
+        return torch.cat((F.relu(keys_TF).square_(), gates_TE.sigmoid_()), -1)
+
+
+Recurrent = (
+    ShortConv
+    | GatedDeltaNet
+    | ChannelDelta
+    | LightningAttention
+    | GatedRecurrence
+    | Mamba2
+    | Mamba1
+    | TimeMix
+    | ChannelMix
+)

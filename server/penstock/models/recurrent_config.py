@@ -306,3 +306,38 @@ class Mamba1Config:
         """See RecurrentConfig."""
         mine = len(group.even_share(self.channels, "the channels of the state space"))
         return (StateShape((self.kernel - 1, mine), False), StateShape((mine, self.state)))
+
+
+@dataclass(frozen=True)
+class TimeMixConfig:
+    """RWKV's attention: channels whose keys weigh their values, made of a token and the one before it."""
+
+    hidden: int  # E
+    channels: int
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 4 * self.hidden + 8 * self.channels
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        mine = len(group.even_share(self.channels, "the channels of attention (attention_hidden_size)"))
+        return (StateShape((1, self.hidden), False), StateShape((3, mine)))
+
+
+@dataclass(frozen=True)
+class ChannelMixConfig:
+    """RWKV's feed-forward layer, which is made of a token and the one before it, too."""
+
+    hidden: int  # E
+    inner: int  # F
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 4 * self.hidden + 2 * self.inner
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        return (StateShape((1, self.hidden), False),)

@@ -6,6 +6,7 @@ from penstock.layers.linear import Linear
 from penstock.models.program_writer import ACTIVATIONS, ProgramWriter, fp32, optional_fp32
 from penstock.models.recurrent import (
     ChannelDelta,
+    ChannelMix,
     Convolution,
     GatedDeltaNet,
     GatedRecurrence,
@@ -14,9 +15,11 @@ from penstock.models.recurrent import (
     Mamba2,
     Recurrent,
     ShortConv,
+    TimeMix,
 )
 from penstock.models.recurrent_config import (
     ChannelDeltaConfig,
+    ChannelMixConfig,
     CompressedConfig,
     DeltaConfig,
     GriffinConfig,
@@ -25,15 +28,17 @@ from penstock.models.recurrent_config import (
     Mamba2Config,
     RecurrentConfig,
     ShortConvConfig,
+    TimeMixConfig,
 )
 from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
-from penstock_kernels.program import Activation, Kind, Layout, Norm, NormOver, Rule
+from penstock_kernels.program import Activation, Epilogue, Kind, Layout, Norm, NormOver, Rule
 
 UNIT_EPS = 1e-6  # of `ops.unit_norm`
 POWER = 8.0  # of what gated recurrences keep, as `GatedRecurrence` has it
 LONGEST_KERNEL, LARGEST_KEY = 8, 384
 LARGEST_ENTRY, MOST_INDEX_HEADS = 1024, 1024
+GATES_OF_OUTPUTS = "gates of outputs"  # the buffer with those of `OpenedLinear`
 
 
 def unknown_mixer(mixer: RecurrentConfig) -> str | None:
@@ -41,6 +46,8 @@ def unknown_mixer(mixer: RecurrentConfig) -> str | None:
     if isinstance(mixer, CompressedConfig):
         if max(mixer.head_dim, 2 * mixer.index_dim) > LARGEST_ENTRY or mixer.index_heads > MOST_INDEX_HEADS:
             return f"entries of {mixer.head_dim} numbers, or an index of {mixer.index_heads} heads of {mixer.index_dim}"
+        return None
+    if isinstance(mixer, TimeMixConfig | ChannelMixConfig):
         return None
     if isinstance(mixer, ShortConvConfig):
         kernel, key = mixer.kernel, 0
@@ -86,8 +93,63 @@ def record_mixer(
         return _mamba1(writer, layer, mixer)
     if isinstance(mixer, GatedRecurrence):
         return _gated_recurrence(writer, layer, mixer)
-    assert isinstance(mixer, LightningAttention), "the engine serves it"
+    assert isinstance(mixer, LightningAttention), "the others read bf16"
     return _lightning(writer, layer, mixer, target, target_at)
+
+
+def record_token_mix(writer: ProgramWriter, layer: int, mixer: TimeMix | ChannelMix, reads_short: int) -> int:
+    """The same of mixtures of tokens, which are made of bf16."""
+    mixes = mixer.mixes_3E if isinstance(mixer, TimeMix) else mixer.mixes_2E
+    matrices = (
+        [mixer.keys, mixer.values, mixer.gates] if isinstance(mixer, TimeMix) else [mixer.keys, mixer.gates]
+    )
+    width, last = writer.width, len(matrices) - 1
+    made = []
+    for at, matrix in enumerate(matrices):
+        mixture = writer.buffer("mixture of tokens", Layout.BF16, width)
+        # The last one has the state move on: the others read it as it was.
+        writer.add(
+            Kind.MIX_TOKENS,
+            reads_short,
+            mixture,
+            layer=layer,
+            columns=width,
+            norm_weight=fp32(mixes[at]),
+            accumulate=at == last,
+        )
+        is_hidden = isinstance(mixer, ChannelMix) and at == 0
+        rows = len(matrix.weight_OI) if matrix.quantized is None else matrix.quantized.rows
+        if is_hidden:
+            hidden = writer.buffer("hidden", Layout.BF16, rows)
+            writer.linear(
+                writer.readable(mixture),
+                hidden,
+                matrix,
+                epilogue=Epilogue.ACTIVATE,
+                activation=Activation.RELU_SQUARED,
+            )
+            made.append(hidden)
+            continue
+        name = GATES_OF_OUTPUTS if isinstance(mixer, ChannelMix) else ("keys", "values", "gates")[at]
+        given = writer.buffer(name, Layout.F32, rows)
+        writer.linear(writer.readable(mixture), given, matrix)
+        made.append(given)
+    if isinstance(mixer, ChannelMix):
+        return made[0]
+    channels = len(mixer.decay_I)
+    target = writer.buffer("mixed", Layout.BF16, channels)
+    writer.add(
+        Kind.WEIGH_VALUES,
+        made[0],
+        target,
+        second=made[1],
+        third=made[2],
+        layer=layer,
+        columns=channels,
+        norm_weight=fp32(mixer.decay_I),
+        bias=fp32(mixer.first_I),
+    )
+    return target
 
 
 def _parts(
