@@ -127,6 +127,33 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense"] + ["sparse"] * 7,
         "indexer_types": ["full", "full", "shared", "shared", "shared", "full", "shared", "shared"],
     },
+    # Blocks as published, where each key head chooses 16: behind a prompt of 4,000 about as large a share of the keys is chosen here as behind
+    # one of 8,000 there.
+    "MiniMax M3": {
+        "text_config": {
+            **FAMILIES["MiniMax M3"]["text_config"],
+            **WIDE,
+            "head_dim": 64,
+            "rotary_dim": 32,
+            "intermediate_size": 384,
+            "dense_intermediate_size": 2816,
+            "shared_intermediate_size": 384,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "max_position_embeddings": 8192,
+            "swiglu_limit": 7.0,
+            "moe_layer_freq": [0] + [1] * 7,
+            "sparse_attention_config": {
+                **FAMILIES["MiniMax M3"]["text_config"]["sparse_attention_config"],
+                "sparse_index_dim": 64,
+                "sparse_num_index_heads": 4,
+                "sparse_topk_blocks": 8,
+                "sparse_block_size": 128,
+                "sparse_attention_freq": [0] + [1] * 7,
+                "sparse_disable_index_value": [0] + [1] * 7,
+            },
+        },
+    },
     # Window and rates as published, where 512 entries are chosen.
     "DeepSeek V4": {
         **OF_EXPERTS,
@@ -204,6 +231,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 2048,
         "num_hidden_layers": 8,
         "time_step_rank": 64,
+    },
+    "RWKV 4": {
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 8,
+        "context_length": 8192,
+        "rescale_every": 6,
     },
     "BLOOM": {
         "vocab_size": 32000,

@@ -95,9 +95,11 @@ def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> 
 
 def transformers(folder: Path, dtype: torch.dtype) -> Generate:
     """`generate` with its default cache."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    reads_images = "vision_config" in json.loads((folder / "config.json").read_text())
+    kind: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    model: Any = kind.from_pretrained(folder, dtype=dtype)
 
     def generate(prompts: list[list[int]], new: int) -> None:
         ids = torch.tensor(prompts)

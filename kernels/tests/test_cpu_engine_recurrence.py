@@ -325,6 +325,63 @@ def test_states_of_single_numbers(name: str, heads: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("channels", [64, 40, 144, 2])
+def test_mixtures_of_a_token_and_the_one_before_it(name: str, channels: int) -> None:
+    table = random(TOKENS, channels).bfloat16().float()
+    first_mix, second_mix = torch.rand(channels), random(channels, seed=1)
+    states = random(PLACES, 1, channels, seed=3).bfloat16()
+    bench = Bench(name, table)
+    bench.states = {0: states}
+    short = bench.rounded()
+    outs = [bench.program.buffer(f"out {at}", Layout.BF16, channels) for at in range(2)]
+    # The first leaves the state as it is, so that the second reads the same.
+    bench.add(Kind.MIX_TOKENS, short, outs[0], columns=channels, norm_weight=first_mix)
+    bench.add(Kind.MIX_TOKENS, short, outs[1], columns=channels, norm_weight=second_mix, accumulate=True)
+    state_P = states.clone()
+    before, x = states.clone(), table.bfloat16()
+    previous = ops.previous_tokens(x, state_P, runs(50, 40))
+    made = bench.run(list(range(TOKENS)), counts=[50, 40])
+    for out, mix in zip(outs, (first_mix, second_mix), strict=True):
+        close(made.rows(out, TOKENS), ops.mix_with_previous(x, previous, mix))
+    assert torch.equal(states, state_P)
+    for out in outs:
+        states.copy_(before)
+        cut_everywhere(bench, out, bench.states)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("channels", [64, 40, 3])
+@pytest.mark.parametrize("largest", [0.0, 300.0, -300.0])
+def test_means_of_values_by_the_weights_of_their_keys(name: str, channels: int, largest: float) -> None:
+    """Beyond what an exponential holds, and from a sequence's first token on, whose state is zeros."""
+    table = random(TOKENS, 3 * channels, scale=3.0)
+    table[:, :channels] += largest
+    table = table.bfloat16().float()
+    decay, first = -random(channels, seed=1).exp(), random(channels, seed=2)
+    states = random(PLACES, 3, channels, seed=3)
+    states[:, 1].abs_()
+    states[:, 2] += largest
+    states[1] = 0
+    bench = Bench(name, table)
+    bench.states = {1: states}
+    parts = []
+    for at, of in enumerate(("keys", "values", "gates")):
+        parts.append(bench.program.buffer(of, Layout.F32, channels))
+        bench.add(Kind.NORM, bench.x, parts[-1], columns=channels, source_at=at * channels)
+    out = bench.program.buffer("out", Layout.BF16, channels)
+    weights = {"columns": channels, "norm_weight": decay, "bias": first}
+    bench.add(Kind.WEIGH_VALUES, parts[0], out, second=parts[1], third=parts[2], **weights)
+    keys, values, gates = (part.contiguous() for part in table.chunk(3, -1))
+    state_P, before = states.clone(), states.clone()
+    exact = ops.weighted_key_values(keys, values, decay, first, state_P, runs(50, 40)) * gates.sigmoid()
+    got = bench.run(list(range(TOKENS)), counts=[50, 40]).rows(out, TOKENS)
+    close(got, exact)
+    torch.testing.assert_close(states, state_P, atol=2e-4, rtol=2e-4)
+    states.copy_(before)
+    cut_everywhere(bench, out, bench.states)
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_decays_that_never_change(name: str) -> None:
     table, decay = random(40, 3 * 32), torch.tensor([0.5, 0.03])
     states = torch.zeros(2, 2, 16, 16)
@@ -406,10 +463,15 @@ def test_gates_of_what_is_attended_to(
         columns=count,
         activation=activation,
     )
+    long = bench.program.buffer("opened in fp32", Layout.F32, heads * size)
+    bench.add(Kind.NORM, bench.x, long, columns=heads * size)
+    opens = {"source_at": heads * size, "heads": heads, "head_dim": size, "columns": count}
+    bench.add(Kind.OPEN, bench.x, long, **opens, activation=activation)
     x, gates = table.split([heads * size, count], -1)  # type: ignore[no-untyped-call]
     exact = x.unflatten(-1, (heads, size)) * function(gates).unflatten(-1, (heads, -1))
     for rows in (1, 5, 64):
         close(bench.run(list(range(rows))).rows(opened, rows), exact[:rows].flatten(1))
+        torch.testing.assert_close(bench.run(list(range(rows))).rows(long, rows), exact[:rows].flatten(1))
 
 
 def test_states_that_contradict_each_other_are_refused_in_one_line() -> None:
@@ -422,3 +484,27 @@ def test_states_that_contradict_each_other_are_refused_in_one_line() -> None:
     heads.bench.program.body[-1].value_dim = 17
     with pytest.raises(ValueError, match="states that this library does not know"):
         heads.bench.run([0])
+
+
+@pytest.mark.parametrize("change", [{"columns": 8}, {"norm_weight": None}, {"bias": None}, {"third": 0}])
+def test_weights_of_values_that_contradict_each_other_are_refused(change: dict[str, Any]) -> None:
+    bench = Bench("generic", random(8, 48))
+    parts = [bench.program.buffer(of, Layout.F32, 16) for of in ("keys", "values", "gates")]
+    out = bench.program.buffer("out", Layout.BF16, 16)
+    weights = {"columns": 16, "norm_weight": random(16), "bias": random(16)}
+    bench.add(Kind.WEIGH_VALUES, parts[0], out, second=parts[1], third=parts[2], **weights)
+    for field, value in change.items():
+        setattr(bench.program.body[-1], field, value)
+    with pytest.raises(ValueError, match="weights of values that this library does not know"):
+        bench.run([0])
+
+
+@pytest.mark.parametrize("change", [{"columns": 8}, {"norm_weight": None}, {"source": 0}])
+def test_mixtures_that_contradict_each_other_are_refused(change: dict[str, Any]) -> None:
+    bench = Bench("generic", random(8, 16))
+    short, out = bench.rounded(), bench.program.buffer("out", Layout.BF16, 16)
+    bench.add(Kind.MIX_TOKENS, short, out, columns=16, norm_weight=random(16))
+    for field, value in change.items():
+        setattr(bench.program.body[-1], field, value)
+    with pytest.raises(ValueError, match="mixtures of tokens that this library does not know"):
+        bench.run([0])
