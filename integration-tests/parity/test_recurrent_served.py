@@ -28,7 +28,7 @@ STORY = " ".join(
     params=[
         "Qwen 3.5",
         "Mamba 2",
-        *(pytest.param(name, marks=pytest.mark.tail) for name in ("DeepSeek V4", "Qwen 4")),
+        *(pytest.param(name, marks=pytest.mark.tail) for name in ("DeepSeek V4", "Qwen 4", "RWKV 4")),
     ],
 )
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
