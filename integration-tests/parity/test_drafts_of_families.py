@@ -1,4 +1,6 @@
-"""Drafts of every family with recurrent layers: with them a text is the one without, on torch in fp32 and on the CPU engine in bf16."""
+"""Drafts of every family with recurrent layers, and of one whose key heads choose blocks: with them a text is the one without, on torch in fp32
+and on the CPU engine in bf16.
+"""
 
 from pathlib import Path
 from random import Random
@@ -15,7 +17,7 @@ LENGTH = 37
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", (*RECURRENT, "DeepSeek V4", "DeepSeek V4, other rates"))
+@pytest.mark.parametrize("family", (*RECURRENT, "DeepSeek V4", "DeepSeek V4, other rates", "MiniMax M3"))
 def test_a_text_is_the_same_with_drafts_right_and_wrong(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
