@@ -211,6 +211,11 @@ def library() -> ctypes.CDLL:
             c_int,
             [c_void_p, POINTER(CStep), c_void_p, c_int64, c_int64, *[c_void_p] * 3, POINTER(CDraws)],
         ),
+        (
+            "choose",
+            c_int,
+            [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_int64, *[c_void_p] * 4, POINTER(CDraws)],
+        ),
         ("draw", c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(CDraws)]),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
     ):
@@ -415,11 +420,14 @@ class CpuProgram:
         draws: Draws | None = None,
         places_R: I64 | None = None,
         encoded_S: I64 | None = None,
+        awaits_masks: bool = False,
     ) -> "Decodes":
         """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages`, `places` and
         `encoded` as in `step`."""
         places_R = slots_R if places_R is None else places_R
-        return Decodes(self._library, self._handle, slots_R, places_R, pages, logits_RV, draws, encoded_S)
+        return Decodes(
+            self._library, self._handle, slots_R, places_R, pages, logits_RV, draws, encoded_S, awaits_masks
+        )
 
     def rows(self, buffer: int, count: int) -> HostArray:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
@@ -434,7 +442,7 @@ class CpuProgram:
 
 class Decodes:
     """Steps of one shape, each in one call: the program's body, its head, the summary, and draws. What is given is read where it is, and
-    may change between two steps.
+    may change between two steps. Those that await masks take a second call, `choose`, for the last two.
     """
 
     def __init__(
@@ -447,6 +455,7 @@ class Decodes:
         logits_RV: HostArray,
         draws: Draws | None,
         encoded_S: I64 | None,
+        awaits_masks: bool,
     ) -> None:
         rows = len(slots_R)
         self.ids_R, self.first_R = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
@@ -458,20 +467,38 @@ class Decodes:
         self._counts_R = np.ones(rows, np.int64)
         self.logits_RV = logits_RV
         made, *drawn = (None,) if draws is None else _encoded_draws(draws)
-        self._held = slots_R, places_R, pages, draws, drawn, encoded_S
+        self._draws, self._made = draws, made
+        self._held = slots_R, places_R, pages, drawn, encoded_S
         columns = (self.ids_R, slots_R, places_R, self.first_R, self._counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
         encoded = None if encoded_S is None else address(encoded_S)
         self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0, encoded)
         summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
-        outputs = map(address, summary)
-        self._arguments = (handle, self._step, *rows_at(logits_RV), logits_RV.shape[1], *outputs, made)
+        outputs = tuple(map(address, summary))
+        shape = (*rows_at(logits_RV), logits_RV.shape[1])
+        now = (None, None, None) if awaits_masks else outputs
+        self._arguments = (handle, self._step, *shape, *now, made)
         self._call = library.penstock_cpu_decode
+        self._mask_of_row_R = np.full(rows, -1, np.int32)
+        logits, stride, columns = shape
+        self._logits, self._outputs = (handle, logits, stride, rows, columns), (*outputs, made)
+        self._choose = library.penstock_cpu_choose
 
     def run(self) -> None:
         """One step. Raises RankLost."""
         succeeded(self._call(*self._arguments))
+
+    def choose(self, masks: RowMasks) -> None:
+        """The rest of a step that awaited masks. Raises RankLost."""
+        words_MW, of_row_R = np.ascontiguousarray(masks.words_MW), self._mask_of_row_R
+        of_row_R[:] = -1
+        of_row_R[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
+        at, words, draws = address(words_MW), words_MW.shape[1], self._draws
+        if draws is not None and self._made is not None:
+            draws.rows["mask"] = of_row_R[draws.rows["row"]]
+            self._made.masks, self._made.mask_words = at, words
+        succeeded(self._choose(*self._logits, at, words, address(of_row_R), *self._outputs))
 
 
 def address(numbers: Array) -> int:

@@ -327,8 +327,8 @@ def test_a_choice_that_the_engine_does_not_know_is_named(
 
 
 def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, threads: int) -> None:
-    """Greedy rows that go on; beside them one that is drawn, with penalties, one that wants alternatives, and one that is masked in the end;
-    and a row that has what is no number.
+    """Greedy rows that go on; beside them one that is drawn, with penalties, one that wants alternatives, and two that are masked beside a greedy
+    one, now and then by masks of nothing; and a row that has what is no number.
     """
     folder = checkpoints.write(tmp_path, checkpoints.config(hidden_size=256, head_dim=48))
     drivers = [Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH) for _ in range(2)]
@@ -360,25 +360,37 @@ def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, thread
         "repetition_penalties": 1.2,
         "history": PROMPT[:20],
     }
-    joined: dict[int, dict[str, Any]] = {4: drawn, 10: {"top_tokens": 2}, 16: {"temperatures": 0.5}}
-    for turn in range(26):
-        rows = [row(slot, None, 5 + slot + turn) for slot in range(3)]
+    joined: dict[int, dict[str, Any]] = {
+        4: drawn,
+        10: {"top_tokens": 2},
+        16: {"temperatures": 0.5},
+        23: drawn,
+    }
+    for turn in range(34):
         began = max((at for at in joined if at <= turn), default=-1)
+        first_masked = {16: 18, 23: 26}.get(began, turn + 1)
+        is_masked = first_masked <= turn < 30
+        rows = [row(slot, None, 5 + slot + turn, masked=slot == 0 and is_masked) for slot in range(3)]
         released, masks = [], None
         if turn in joined:
             released = [3] if turn > 4 else []
             rows.append(row(3, PROMPT[:20], 0, blocks_for(LENGTH, 24), start=joined[turn]))
-        elif began >= 0 and turn < 22:
-            masked = began == 16 and turn > 19
-            rows.append(row(3, None, 19 + turn - began, masked=masked))
-            masks = [[5, 6, 7]] if masked else None
-        elif turn == 22:
+        elif began >= 0 and turn < 30:
+            rows.append(row(3, None, 19 + turn - began, masked=is_masked))
+        elif turn == 30:
             released = [3]
-        if turn == 25:
+        if is_masked:
+            masks = [[turn, 40], [5, 6, turn + 7]]
+            if turn in (20, 28):
+                masks[turn == 28] = []
+        if turn == 33:
             for driver in drivers:
                 first = int(driver.engine.slots.pages[0, 1, 0]) * BLOCK_SIZE
                 driver.engine.cache.tensors_NJD[0][first] = NAN
         result = step(rows, released=released, masks=masks)
-        assert [error.row for error in result.errors] == ([1] if turn == 25 else [])
-    # Before the others joined, beside the first of them, beside the third until it was masked, and in the end.
-    assert repeated == 3 + 4 + 2 + 2, repeated
+        assert [error.row for error in result.errors] == ([1] if turn == 33 else [])
+        for number, allowed in zip((0, 3), masks or [], strict=False):
+            assert not allowed or np.frombuffer(result.sampled, np.uint32)[number] in allowed
+    # Before the others joined, beside the first of them, beside the third and the fourth until they were masked and while they were, and in
+    # the end.
+    assert repeated == 3 + 4 + 4 + (1 + 3) + 2, repeated

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import checkpoints
-from client import DEVICE, Run, Worker, make_plan, row, sampled
+from client import DEVICE, Run, Worker, make_plan, mask_of, row, sampled
 from penstock.proto import penstock_pb2 as pb
 
 T = TypeVar("T")
@@ -124,6 +124,37 @@ def test_several_ranks_give_what_one_gives_and_only_one_answers(
         for one, two in zip(expected, others, strict=True):
             assert two.number == one.number
             assert rank == answering or not (two.sampled or two.logprobs or two.prompt_logprobs)
+
+
+def masked_steps(runs: list[Run]) -> list[list[pb.StepResult]]:
+    """Of a drawn and a greedy row that are masked beside one that is not, in steps that go on from each other; the first rank gets the
+    masks.
+    """
+    start: dict[str, Any] = {"temperatures": 0.8, "seeds": 5, "repetition_penalties": 1.1, "history": PROMPT}
+    plans = [
+        [row(slot, PROMPT, 0, [2 * slot, 2 * slot + 1], start=start if slot else {}) for slot in range(3)]
+    ]
+    for position in range(len(PROMPT), 20):
+        plans.append([row(slot, None, position, masked=slot < 2) for slot in range(3)])
+    for number, rows in enumerate(plans):
+        for run in runs:
+            run.send(rows)
+        if number:
+            runs[0].send_masks(mask_of([number, 40, 50], 199) + mask_of([number, 60, 70], 199))
+    return [[run.receive() for _ in plans] for run in runs]
+
+
+def test_shards_that_await_masks_give_what_one_rank_gives(model: Path, tmp_path: Path) -> None:
+    with Worker(model, tmp_path / "alone") as alone:
+        alone.prepare()
+        (expected,) = masked_steps([alone.run()])
+    with started(model, tmp_path) as ranks:
+        together(ranks, lambda rank: rank.prepare())
+        results = masked_steps([rank.run() for rank in ranks])
+    assert [sampled(one) for one in results[0]] == [sampled(one) for one in expected]
+    assert not any(other.sampled for other in results[1])
+    for number, one in enumerate(map(sampled, results[0])):
+        assert number == 0 or (one[0] in (number, 40, 50) and one[1] in (number, 60, 70)), number
 
 
 def test_the_ranks_of_a_stage_move_the_same_path_of_a_tree(model: Path, tmp_path: Path) -> None:

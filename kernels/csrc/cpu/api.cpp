@@ -189,6 +189,15 @@ int penstock_cpu_decode(penstock_program *program, const penstock_step *step, fl
     return guarded([&] { program->program.decode(*step, logits, stride, columns, tokens, largest, totals, draws); });
 }
 
+int penstock_cpu_choose(penstock_program *program, const float *logits, int64_t stride, int64_t rows, int64_t columns,
+                        const uint32_t *masks, int64_t mask_words, const int32_t *mask_of_row, int64_t *tokens,
+                        float *largest, float *totals, const penstock_draws *draws) {
+    return guarded([&] {
+        const penstock::RowMasks of_rows = {masks, mask_words, mask_of_row};
+        program->program.choose(logits, stride, rows, columns, of_rows, tokens, largest, totals, draws);
+    });
+}
+
 int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t stride, int64_t columns,
                       const penstock_draws *draws) {
     return guarded([&] { program->program.draw(logits, stride, columns, *draws); });

@@ -432,10 +432,17 @@ PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const flo
                                             int64_t mask_words, const int32_t *mask_of_row, int64_t *tokens,
                                             float *largest, float *totals);
 
-// A whole step of rows of one token each: the body, the head on all rows of buffer 0, the summary without masks, and where `draws` is not
-// null those, of which the tokens are the rows'. Of a divided model every rank is given the tokens, and rank 0 the rest.
+// A whole step of rows of one token each: the body, the head on all rows of buffer 0, and the choice without masks. `tokens` null: no choice,
+// which `penstock_cpu_choose` then makes.
 PENSTOCK_CPU_API int penstock_cpu_decode(penstock_program *program, const penstock_step *step, float *logits, int64_t stride,
                                          int64_t columns, int64_t *tokens, float *largest, float *totals,
+                                         const penstock_draws *draws);
+
+// The summary, and where `draws` is not null those, of which the tokens are the rows'. Of a divided model every rank is given the tokens, and
+// rank 0 the rest. Masks as of `penstock_cpu_summarize`; rows of `draws` name them as well.
+PENSTOCK_CPU_API int penstock_cpu_choose(penstock_program *program, const float *logits, int64_t stride, int64_t rows,
+                                         int64_t columns, const uint32_t *masks, int64_t mask_words,
+                                         const int32_t *mask_of_row, int64_t *tokens, float *largest, float *totals,
                                          const penstock_draws *draws);
 
 // Chooses a token of each of some rows of logits (rows, columns) in fp32, `stride` numbers apart. Of a row that has what is no

@@ -518,8 +518,14 @@ void Program::decode(const penstock_step &step, float *logits, int64_t stride, i
     this->step(step);
     const Buffer &hidden = buffers_.front();
     head(reinterpret_cast<const float *>(at(0, 0, rows)), hidden.row_bytes / 4, rows, logits, stride);
+    if (tokens == nullptr) return;
+    choose(logits, stride, rows, columns, {}, tokens, largest, totals, draws);
+}
+
+void Program::choose(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks, int64_t *tokens,
+                     float *largest, float *totals, const penstock_draws *draws) {
     if (!ranks_ || ranks_->rank() == 0) {
-        summarize(logits, stride, rows, columns, {}, tokens, largest, totals);
+        summarize(logits, stride, rows, columns, masks, tokens, largest, totals);
         if (draws) {
             draw(logits, stride, columns, *draws);
             for (int64_t i = 0; i < draws->count; i++) tokens[draws->rows[i].row] = draws->tokens[i];

@@ -99,6 +99,9 @@ public:
     void decode(const penstock_step &step, float *logits, int64_t stride, int64_t columns, int64_t *tokens, float *largest,
                 float *totals, const penstock_draws *draws);
 
+    void choose(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks, int64_t *tokens,
+                float *largest, float *totals, const penstock_draws *draws);
+
     void draw(const float *logits, int64_t stride, int64_t columns, const penstock_draws &draws);
 
     uint8_t *buffer(int number, int64_t *row_bytes) const;

@@ -89,7 +89,9 @@ class Launched:
     forward_ns: int
     sample_ns: int
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
-    unsampled: "Unsampled | None" = None  # the model has run, and the masks for sampling are awaited
+    unsampled: "Unsampled | Repeats | None" = (
+        None  # the model has run, and the masks for sampling are awaited
+    )
     accepted_R: Array | None = (
         None  # drafts, of each row that samples; None: it has none, or another stage knows
     )
@@ -441,10 +443,10 @@ class Engine:
                 native is not None
                 and isinstance(sampler, NativeSampler)
                 and self.drafter is None
-                and not (plan.flags & MASKED).any()
                 and (draws := sampler.repeated(plan.slots, plan.positions + 1)) is not None
             ):
-                self.repeats = Repeats.of(plan, native, draws, self.slots, self._logits_SV)
+                masked_rows = np.flatnonzero(plan.flags & MASKED if self.group.is_output_rank else ())
+                self.repeats = Repeats.of(plan, native, draws, self.slots, self._logits_SV, masked_rows)
         return self.repeats
 
     def _repeat(
@@ -459,18 +461,32 @@ class Engine:
         repeats.draws.move(plan.positions + 1)
         prepared = time.perf_counter_ns()
         native.run_decodes(decodes)
-        forwarded = time.perf_counter_ns()
+        times = (prepared - began, time.perf_counter_ns() - prepared, 0, traced_since)
+        launched = Launched(plan, repeats.indices, None, None, None, *times)
+        if len(repeats.masked_rows):
+            launched.unsampled = repeats
+        else:
+            self._take(launched, repeats, None)
+        return launched
+
+    def _take(self, launched: Launched, repeats: Repeats, masks: Masks | None) -> None:
+        """What a step in one call has sampled."""
+        began = time.perf_counter_ns()
+        plan, decodes = launched.plan, repeats.decodes
+        if masks is not None:
+            assert self.native is not None, "it made these repeats"
+            self.native.choose(decodes, masks)
         self.last_sampled[plan.slots] = decodes.summary.tokens_S
-        sampled = None
         if self.group.is_output_rank:
             assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
             are_counted = repeats.draws.are_counted
-            sampled = self.sampler.taken(decodes.logits_RV, decodes.summary, plan.slots, are_counted)
-        ended = time.perf_counter_ns()
+            launched.sampled = self.sampler.taken(
+                decodes.logits_RV, decodes.summary, plan.slots, are_counted, masks
+            )
+        launched.sample_ns = time.perf_counter_ns() - began
         if self.threads is not None:
-            self.threads.end(rows, int(plan.positions.sum()) + rows, ended - began)
-        times = (prepared - began, forwarded - prepared, ended - forwarded, traced_since)
-        return Launched(plan, repeats.indices, sampled, None, None, *times)
+            rows, took = len(plan.slots), launched.prepare_ns + launched.forward_ns + launched.sample_ns
+            self.threads.end(rows, int(plan.positions.sum()) + rows, took)
 
     def choose(self, launched: Launched, words: U32 | None) -> None:
         """Samples in a step whose model has been launched. `words`: the masks, as the contract has them. Raises BadPlan."""
@@ -485,6 +501,10 @@ class Engine:
         masks = None
         if words is not None:
             masks = self._masks(words, unsampled.masked_rows, indices)
+        if isinstance(unsampled, Repeats):
+            assert masks is not None, "these rows are masked"
+            self._take(launched, unsampled, masks)
+            return
         sampled = prompt = None
         if self.group.is_last_stage:
             if unsampled.logits_SV is not None:

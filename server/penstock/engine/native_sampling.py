@@ -103,10 +103,12 @@ class NativeSampler(SlotSampling):
         keys = seed_keys(self.seeds[slots[rows]])
         return RepeatedDraws(Draws(made, *lists), rows, keys, bool(is_penalized.any()))
 
-    def taken(self, logits_RV: F32, summary: LogitsSummary, slots: I64, counted: bool) -> Sampled:
+    def taken(
+        self, logits_RV: F32, summary: LogitsSummary, slots: I64, counted: bool, masks: Masks | None
+    ) -> Sampled:
         """What `sample` gives of such rows. `counted`: of penalties, some of them count their tokens."""
         if counted:
-            self._count(slots, summary.tokens_S, None, None)
+            self._count(slots, summary.tokens_S, masks, None)
         return self._sampled(logits_RV, summary, slots, summary.tokens_S)
 
     def _sampled(

@@ -18,25 +18,34 @@ from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Plans that go on from each other, each in one call: their rows feed what they sampled, and want a token each."""
+    """Plans that go on from each other, each in one call: their rows feed what they sampled, and want a token each. Where rows are masked,
+    a second call chooses.
+    """
 
     decodes: Decodes
     draws: RepeatedDraws
     indices: LogitsIndices
+    masked_rows: I64  # on the rank that chooses
 
     @classmethod
     def of(
-        cls, plan: Plan, native: NativeModel, draws: RepeatedDraws, table: SlotTable, logits_SV: F32
+        cls,
+        plan: Plan,
+        native: NativeModel,
+        draws: RepeatedDraws,
+        table: SlotTable,
+        logits_SV: F32,
+        masked_rows: I64,
     ) -> "Repeats":
         """Of the plan and those that go on from it, behind a step that `native` has made."""
         rows = np.arange(len(plan.slots))
         slots = np.ascontiguousarray(plan.slots, np.int64)
         indices = LogitsIndices(rows, rows, plan.positions + 1, np.zeros(0, np.int64))
         encoded = table.encoder_counts if table.limits.has_encoder else None
-        decodes = native.decodes(
-            slots, places_of(slots, table), table.pages, logits_SV[: len(rows)], draws.draws, encoded
-        )
-        return cls(decodes, draws, indices)
+        where, logits_RV = places_of(slots, table), logits_SV[: len(rows)]
+        awaits_masks = len(masked_rows) > 0
+        decodes = native.decodes(slots, where, table.pages, logits_RV, draws.draws, encoded, awaits_masks)
+        return cls(decodes, draws, indices, masked_rows)
 
 
 class NativeSteps:

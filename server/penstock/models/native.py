@@ -176,14 +176,20 @@ class NativeModel:
         logits_RV: F32,
         draws: Draws | None,
         encoded_S: I64 | None = None,
+        awaits_masks: bool = False,
     ) -> Decodes:
         """Steps of these slots behind one that `forward` has made. `run_decodes` runs them. Of several ranks the first draws."""
-        return self._runs.decodes(slots_R, pages, logits_RV, draws, places_R, encoded_S)
+        return self._runs.decodes(slots_R, pages, logits_RV, draws, places_R, encoded_S, awaits_masks)
 
     def run_decodes(self, decodes: Decodes) -> None:
-        """One step of them."""
+        """One step of them, but for the choice where it awaits masks."""
         with _named():
             decodes.run()
+
+    def choose(self, decodes: Decodes, masks: RowMasks) -> None:
+        """The rest of a step that awaited masks."""
+        with _named():
+            decodes.choose(masks)
 
     def tell(self, numbers: I64) -> I64:
         """The first rank's numbers, in the memory of everyone's."""
