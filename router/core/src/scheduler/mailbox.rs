@@ -118,9 +118,9 @@ impl Dispatcher {
         Arc::new(Self { collected: Mutex::default(), mailboxes, over })
     }
 
-    /// Until `flush` nothing is delivered, and all events are of this time.
+    /// Until `flush` nothing is delivered, and all events are of this time, or of that of an earlier call.
     pub fn collect(&self, now: Instant) {
-        lock(&self.collected).step = Some(now);
+        lock(&self.collected).step.get_or_insert(now);
     }
 
     pub fn flush(&self) {

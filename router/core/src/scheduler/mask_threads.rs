@@ -122,9 +122,9 @@ impl Queue {
         while let Some(first) = self.next() {
             let began = Instant::now();
             let mut done = vec![first.run()];
-            while began.elapsed() < TOGETHER
-                && let Some(job) = self.lock().jobs.pop_front()
-            {
+            while began.elapsed() < TOGETHER {
+                // In a condition the lock would be held until the job has ended.
+                let Some(job) = self.lock().jobs.pop_front() else { break };
                 done.push(job.run());
             }
             let _ = results.send(done);

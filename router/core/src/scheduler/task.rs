@@ -259,8 +259,11 @@ impl Task {
     }
 
     fn take_masks(&mut self, results: Vec<MaskResult>) {
+        let now = clock::now();
+        // Their tokens, until the masks are on their way.
+        self.shared.dispatcher.collect(now);
         for result in results {
-            self.core.take_mask(result, clock::now());
+            self.core.take_mask(result, now);
         }
     }
 
