@@ -119,7 +119,7 @@ def test_what_goes_on_is_as_if_every_plan_were_checked(messages: list[pb.StepPla
             assert (getattr(ours, name) == getattr(checked, name)).all(), name
 
 
-def test_steps_of_the_same_rows_go_on_until_their_blocks_are_full() -> None:
+def test_steps_of_the_same_rows_go_on_with_the_pages_that_they_get() -> None:
     reader, numbering, slots = PlanReader(), Numbering(), table()
     slots.apply(started())
     gone_on = []
@@ -136,7 +136,8 @@ def test_steps_of_the_same_rows_go_on_until_their_blocks_are_full() -> None:
         plan = reader.read(numbering.stamp(message))
         slots.apply(plan)
         gone_on.append(plan.goes_on)
-    assert gone_on == [False, True, False, False, True, True]
+    assert gone_on == [False, True, True, True, True, True]
+    assert slots.pages[0, [2, 0], 1].tolist() == [40, 41]
     slots.clear()
     again = PlanReader().read(Numbering().stamp(message))
     assert outcome(slots, again) == "slots: slot 2 holds no sequence, and its row does not start one"

@@ -66,7 +66,7 @@ class _Decodes:
 
     plan: Plan
     ends: I64  # to which the rows' slots are filled
-    rooms: I64  # and may be, with the blocks that they have
+    rooms: I64  # and may be, with the blocks that they have: see `SlotTable._rooms`
 
 
 class SlotTable:
@@ -222,30 +222,44 @@ class SlotTable:
         self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
         if (flags | MASKED == DECODE | MASKED).all() and plan.has_rows_alone:
-            rooms = self.block_counts[slots] * limits.block_size
-            if limits.max_side_positions:
-                read = -(-self.encoder_counts[slots] // limits.block_size) * limits.block_size
-                rooms = np.minimum(rooms, read + limits.max_side_positions)
-            self._last = _Decodes(plan, ends, rooms if limits.tables.count else np.full(rows, ENDLESS))
+            self._last = _Decodes(plan, ends, self._rooms(slots, self.block_counts[slots]))
+
+    def _rooms(self, slots: I64, block_counts: I64) -> I64:
+        """How far these slots may be filled with so many blocks."""
+        limits = self.limits
+        if not limits.tables.count:
+            return np.full(len(slots), ENDLESS)
+        rooms: I64 = block_counts * limits.block_size
+        if limits.max_side_positions:
+            read = -(-self.encoder_counts[slots] // limits.block_size) * limits.block_size
+            rooms = np.minimum(rooms, read + limits.max_side_positions)
+        return rooms
 
     def _go_on(self, plan: Plan, last: _Decodes) -> bool:
         """Whether the rows are those of the last plan, each a token further, for which there is room; then it is taken over. Most
-        plans are such, and nothing else of them has to be looked at. `PlanReader` makes arrays anew only where they differ.
+        plans are such, and nothing else of them but their pages has to be looked at. `PlanReader` makes arrays anew only where they
+        differ. Raises BadPlan.
         """
-        before = last.plan
+        before, rows = last.plan, len(last.ends)
         if not (
             plan.slots is before.slots
             and plan.flags is before.flags
             and plan.counts is before.counts
-            and plan.new_block_counts is before.new_block_counts
             and plan.has_rows_alone
-            and len(plan.positions) == len(last.ends)
+            and len(plan.new_block_counts) == rows
+            and len(plan.positions) == rows
             and (plan.positions == last.ends).all()
         ):
             return False
-        ends = last.ends + 1
-        if (ends > last.rooms).any():
+        ends, rooms = last.ends + 1, last.rooms
+        gets_pages = len(plan.new_pages) > 0 or bool(plan.new_block_counts.any())
+        if gets_pages:
+            rooms = self._rooms(plan.slots, self.block_counts[plan.slots] + plan.new_block_counts)
+        if (ends > rooms).any():
             return False
+        if gets_pages:
+            self._append_pages(plan)
+        last.rooms = rooms
         last.ends = self.filled[plan.slots] = self.planned[plan.slots] = ends
         plan.goes_on = True
         return True

@@ -23,16 +23,15 @@ NO_I64: dict[int, I64] = {wide: np.zeros((0, wide) if wide > 1 else 0, np.int64)
 class PlanReader:
     """Reads the plans of one Run: knows the number and the digest that are due.
 
-    A plan whose slots, flags, counts and new block counts are those of the plan before gets the same arrays, by which
-    `SlotTable` knows it.
+    Slots, flags, counts and new block counts that are those of the plan before are the same arrays, by which `SlotTable` knows them.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._digest = 0
         # Of the last plan what most plans have in common with the one before: bytes, and the arrays made of them.
-        self._columns: tuple[bytes, ...] = ()
-        self._arrays = _arrays_of((b"", b"", b"", b""))
+        self._slots = self._counts = self._new_block_counts = (b"", NO_I64[1])
+        self._flags: tuple[bytes, U8] = (b"", np.zeros(0, np.uint8))
 
     def read(self, message: pb.StepPlan) -> Plan:
         """The plan's columns. Raises OutOfStep, or BadPlan for a column that is no whole number of elements."""
@@ -67,20 +66,21 @@ class PlanReader:
         traces = message.traces
         if len(traces) % 24:
             raise BadPlan(f"traces: {len(traces)} bytes are no whole number of 24-byte elements")
-        columns = (message.slots, message.flags, message.counts, message.new_block_counts)
-        if columns != self._columns:
-            self._arrays = _arrays_of(columns)
-            self._columns = columns
-        slots, flags, counts, new_block_counts = self._arrays
+        self._slots = _kept("slots", message.slots, self._slots)
+        self._counts = _kept("counts", message.counts, self._counts)
+        self._new_block_counts = _kept("new_block_counts", message.new_block_counts, self._new_block_counts)
+        flags = message.flags
+        if flags != self._flags[0]:
+            self._flags = flags, np.frombuffer(flags, np.uint8)
         return Plan(
             number=message.number,
             released=_u32("released", message.released),
-            slots=slots,
-            flags=flags,
+            slots=self._slots[1],
+            flags=self._flags[1],
             positions=_i64("positions", message.positions),
-            counts=counts,
+            counts=self._counts[1],
             tokens=_u32("tokens", message.tokens),
-            new_block_counts=new_block_counts,
+            new_block_counts=self._new_block_counts[1],
             new_pages=_u32("new_pages", message.new_pages),
             prompt_targets=_u32("prompt_targets", message.prompt_targets),
             starts=starts,
@@ -92,15 +92,9 @@ class PlanReader:
         )
 
 
-def _arrays_of(columns: tuple[bytes, bytes, bytes, bytes]) -> tuple[I64, U8, I64, I64]:
-    """Slots, flags, counts and new block counts."""
-    slots, flags, counts, new_block_counts = columns
-    return (
-        _i64("slots", slots),
-        np.frombuffer(flags, np.uint8),
-        _i64("counts", counts),
-        _i64("new_block_counts", new_block_counts),
-    )
+def _kept(name: str, column: bytes, before: tuple[bytes, I64]) -> tuple[bytes, I64]:
+    """A column's bytes and its array, which is the one before if the bytes are."""
+    return before if column == before[0] else (column, _i64(name, column))
 
 
 def mask_words(message: pb.Masks) -> U32:
