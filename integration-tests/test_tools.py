@@ -1,6 +1,6 @@
 """Calls of tools over HTTP with the shipped model, which writes them as Hermes' models do: chosen by the model, made to,
 streamed and whole, in a conversation, and with what a client may get wrong. Formats of other models are tested in
-`router/output`; here a template makes the shipped model's text mean theirs."""
+`router/output`, and each from request to answer in `router/tests/http/tool_calls.rs`; here a template makes the shipped model's text mean theirs."""
 
 from __future__ import annotations
 

@@ -517,6 +517,23 @@ static FRAMES: &[(&str, &str, Frame)] = &[
     ("json", "", Frame { open: "[", close: "]", ..FRAME }),
 ];
 
+/// Calls, of each its function's name and its arguments as JSON, as a model with this chat template writes them; those whose
+/// arguments it does not write as JSON in the format `json`.
+pub fn written_calls(format: &ToolFormat, template: &str, calls: &[(&str, String)]) -> String {
+    let mut frame = format.frame(template);
+    if frame.writing != Writing::Json {
+        frame = FRAMES.iter().find(|(name, ..)| *name == "json").map_or(&FRAME, |(.., frame)| frame);
+    }
+    let one = |(index, (name, arguments)): (usize, &(&str, String))| {
+        let count = |text: &str| text.replace('#', &index.to_string());
+        let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
+        format!("{before}{name}{middle}{arguments}{}", frame.after)
+    };
+    let all: Vec<String> = calls.iter().enumerate().map(one).collect();
+    let between = if frame.is_single { "" } else { frame.between };
+    format!("{}{}{}", frame.open, all.join(between), frame.close)
+}
+
 impl ToolFormat {
     /// How a model with this chat template writes a call.
     pub fn frame(&self, template: &str) -> &'static Frame {
@@ -643,6 +660,27 @@ mod tests {
                     assert!(call.complete && read == expected, "{name}: {call:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn calls_that_are_written_are_read() {
+        let calls = [("f", r#"{"a":1}"#.to_owned()), ("g", "{}".to_owned())];
+        let tools =
+            ["f", "g"].map(|name| Tool { name: name.to_owned(), parameters: serde_json::Value::Null });
+        for format in TOOLS {
+            let text = written_calls(format, "", &calls);
+            let is_json = format.frame("").writing == Writing::Json;
+            let read_by = if is_json { format } else { TOOLS.last().expect("it is `json`") };
+            let mut parser = Parser::new(Some(read_by), None, tools.clone().into(), Start::Content);
+            let mut deltas = Vec::new();
+            parser.push(&text, &mut deltas);
+            parser.finish(&mut deltas);
+            let answer = Answer::of(&deltas);
+            let found: Vec<_> =
+                answer.calls.iter().map(|call| (call.name.as_str(), call.arguments.clone())).collect();
+            assert!(answer.content.is_empty(), "{}: {answer:?}", format.name);
+            assert_eq!(found, calls, "{}", format.name);
         }
     }
 

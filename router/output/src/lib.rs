@@ -50,7 +50,7 @@ pub use argument_schemas::Unbound;
 pub use choice::{of_template, reasoning_format, reasoning_formats, tool_format, tool_formats};
 pub use compose::Calls;
 pub use formats::{ReasoningFormat, ToolFormat};
-pub use frames::Frame;
+pub use frames::{Frame, written_calls};
 pub use parser::Parser;
 pub use part::{Callable, Part, Words};
 

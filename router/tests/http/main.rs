@@ -7,3 +7,4 @@ mod refusals;
 mod served;
 mod streams;
 mod tgi;
+mod tool_calls;

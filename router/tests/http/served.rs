@@ -31,7 +31,17 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 pub const END: u32 = 97;
 pub const VOCABULARY: u32 = 99;
 
+/// What a tokenizer has.
+#[derive(Default)]
+pub enum Vocabulary {
+    #[default]
+    Ascii,
+    /// All bytes, and special tokens of these names. Its end is named as few models name theirs.
+    Bytes(Vec<&'static str>),
+}
+
 pub struct Setup {
+    pub vocabulary: Vocabulary,
     pub mock: MockConfig,
     pub script: Script,
     pub flags: Vec<&'static str>,
@@ -41,6 +51,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            vocabulary: Vocabulary::Ascii,
             mock: MockConfig {
                 vocab_size: VOCABULARY,
                 eos_ids: vec![END],
@@ -78,7 +89,12 @@ impl Served {
     /// `before` may hold the workers back.
     pub fn start(setup: Setup, before: impl FnOnce(&MockSource)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        write_model(folder.path(), setup.chat_template);
+        write_model(
+            folder.path(),
+            &setup.vocabulary.tokenizer(),
+            setup.vocabulary.end(),
+            setup.chat_template,
+        );
         let sockets = folder.path().join("sockets");
         std::fs::create_dir(&sockets).expect("a folder");
         let workers = Arc::new(MockSource::with_script(setup.mock, sockets, setup.script));
@@ -288,27 +304,89 @@ impl Events {
     }
 }
 
-fn write_model(folder: &Path, chat_template: &str) {
-    // Byte-level BPE without merges spells a space Ġ, and é with its two bytes.
-    let mut names: Vec<String> = (b'!'..=b'~').map(|byte| char::from(byte).to_string()).collect();
-    names.extend(["Ġ", "Ã", "©"].map(String::from));
-    let vocabulary: Value = names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
-    let special = |id: u32, name: &str| {
-        json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
-               "normalized": false, "special": true})
-    };
-    let byte_level =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": [special(END, "<|end|>"), special(END + 1, "<|turn|>")],
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    });
-    let config = json!({"eos_token": "<|end|>", "chat_template": chat_template});
+impl Vocabulary {
+    pub fn size(&self) -> u32 {
+        match self {
+            Self::Ascii => VOCABULARY,
+            Self::Bytes(special) => VOCABULARY + 256 - END + special.len() as u32,
+        }
+    }
+
+    fn end(&self) -> &'static str {
+        match self {
+            Self::Ascii => "<|end|>",
+            Self::Bytes(_) => "<|fin|>",
+        }
+    }
+
+    /// Names by id. Byte-level BPE without merges spells a space Ġ, and é with its two bytes.
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = (b'!'..=b'~').map(|byte| char::from(byte).to_string()).collect();
+        names.extend(["Ġ", "Ã", "©", self.end(), "<|turn|>"].map(String::from));
+        if let Self::Bytes(special) = self {
+            let others = (0..=255).map(|byte| byte_name(byte).to_string());
+            let others: Vec<String> = others.filter(|name| !names.contains(name)).collect();
+            names.extend(others);
+            names.extend(special.iter().map(|name| name.to_string()));
+        }
+        names
+    }
+
+    /// A text's tokens, as the tokenizer has them.
+    pub fn tokens(&self, text: &str) -> Vec<u32> {
+        let names = self.names();
+        let id = |name: &str| names.iter().position(|other| other == name).expect("a token") as u32;
+        let mut tokens = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let special = names.iter().filter(|name| name.len() > 3 && rest.starts_with(*name));
+            if let Some(name) = special.max_by_key(|name| name.len()) {
+                tokens.push(id(name));
+                rest = &rest[name.len()..];
+                continue;
+            }
+            let first = rest.chars().next().map_or(0, char::len_utf8);
+            tokens.extend(rest.bytes().take(first).map(|byte| id(&byte_name(byte).to_string())));
+            rest = &rest[first..];
+        }
+        tokens
+    }
+
+    fn tokenizer(&self) -> Value {
+        let names = self.names();
+        let is_special = |id: u32| id == END || id == END + 1 || id >= VOCABULARY + 256 - END;
+        let (special, plain): (Vec<_>, Vec<_>) = (0..).zip(&names).partition(|(id, _)| is_special(*id));
+        let vocabulary: Value = plain.iter().map(|(id, name)| ((*name).clone(), json!(id))).collect();
+        let special = special.iter().map(|(id, name)| {
+            json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+                   "normalized": false, "special": true})
+        });
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        json!({
+            "version": "1.0",
+            "added_tokens": special.collect::<Vec<_>>(),
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        })
+    }
+}
+
+/// The character that byte-level BPE has for a byte.
+fn byte_name(byte: u8) -> char {
+    let is_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if is_itself(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|byte| !is_itself(*byte)).count() as u32;
+    char::from_u32(256 + before).expect("a character")
+}
+
+fn write_model(folder: &Path, tokenizer: &Value, end: &str, chat_template: &str) {
+    let config = json!({"eos_token": end, "chat_template": chat_template});
     let write =
         |name: &str, value: &Value| std::fs::write(folder.join(name), value.to_string()).expect("written");
-    write("tokenizer.json", &tokenizer);
+    write("tokenizer.json", tokenizer);
     write("tokenizer_config.json", &config);
 }

@@ -2,9 +2,13 @@
 
 use std::fmt;
 
-use penstock_core::prompt::Prompt;
+use penstock_core::prompt::{Chat, Prompt};
 use penstock_output::{ReasoningFormat, ToolFormat, of_template, reasoning_format, tool_format};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
+
+use crate::http::chats::manners::Manners;
 
 /// The word for a format in a flag.
 pub enum FormatFlag<T: 'static> {
@@ -77,6 +81,7 @@ pub struct ChatFormats {
     pub reasoning: Option<&'static ReasoningFormat>,
     /// The template of chats with tools.
     pub template: String,
+    pub manners: Manners,
 }
 
 impl ChatFormats {
@@ -100,11 +105,15 @@ impl ChatFormats {
                 reasoning.map_or("text", |format| format.name)
             );
         }
-        Self { calls, reasoning, template: with_tools.to_owned() }
+        let render = |chat: &Chat| prompt.render(chat, &CancellationToken::new()).ok();
+        let manners = calls.map_or_else(Manners::default, |calls| Manners::of(with_tools, calls, render));
+        Self { calls, reasoning, template: with_tools.to_owned(), manners }
     }
 
-    /// The template has a place for tools.
-    pub fn shows_tools(&self) -> bool {
-        self.template.contains("tools")
+    /// Brings earlier calls and their results to where the template shows them.
+    pub fn rewrite(&self, messages: &mut Vec<Value>) {
+        if let Some(calls) = self.calls {
+            self.manners.calls.rewrite(messages, &self.template, calls);
+        }
     }
 }

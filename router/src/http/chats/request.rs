@@ -38,6 +38,7 @@ pub struct Prepared {
 
 impl ChatRequest {
     pub fn render(&mut self, loaded: &Loaded, client: &CancellationToken) -> Result<String, ApiError> {
+        loaded.chats.rewrite(&mut self.chat.messages);
         if let Some(tools) = &self.tools {
             tools.show(&mut self.chat, &loaded.chats);
         }
@@ -45,16 +46,16 @@ impl ChatRequest {
     }
 
     pub fn prepare(mut self, loaded: &Loaded, client: &CancellationToken) -> Result<Prepared, ApiError> {
+        let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+        let calls_before = self.chat.messages.iter().map(calls).sum();
         let rendered = self.render(loaded, client)?;
         let formats = &loaded.chats;
         let prompt_characters = rendered.chars().count();
         let start = formats.reasoning.map_or(Start::Content, |format| format.start_after(&rendered));
         let bound = match &self.tools {
             Some(tools) => {
-                let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
-                let before = self.chat.messages.iter().map(calls).sum();
                 let asked = self.params.grammar.take();
-                tools.bind(formats, start, before, asked, &mut self.params.warnings)?
+                tools.bind(formats, start, calls_before, asked, &mut self.params.warnings)?
             }
             None => Bound {
                 reading: Reading { reasoning: formats.reasoning, start, ..Reading::plain() },

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
 use crate::http::chats::functions::{Choice, Function, Shape, choice, functions};
+use crate::http::chats::manners::{ToolPlace, into_the_system_message};
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::constraints::Asked;
 use crate::http::error::{ApiError, Place};
@@ -102,16 +103,20 @@ impl Tools {
     /// Puts the tools where the model reads them: into the template, or behind the last message if that has no place
     /// for them.
     pub fn show(&self, chat: &mut Chat, formats: &ChatFormats) {
-        let mut behind = String::new();
-        if formats.shows_tools() {
-            chat.tools = Some(self.shown.clone());
-            if let Some(prompt) = &self.tool_prompt {
-                behind = format!("\n---\n{prompt}");
-            }
-        } else {
-            let prompt = self.tool_prompt.as_deref().unwrap_or(TOOL_PROMPT);
-            behind = format!("\n---\n{}\n{prompt}", Value::from(self.shown.clone()));
+        let place = formats.manners.tools;
+        match place {
+            ToolPlace::Template => chat.tools = Some(self.shown.clone()),
+            ToolPlace::SystemMessage => into_the_system_message(&mut chat.messages, &self.shown),
+            ToolPlace::LastMessage => {}
         }
+        let behind = match (place, &self.tool_prompt) {
+            (ToolPlace::LastMessage, prompt) => {
+                let prompt = prompt.as_deref().unwrap_or(TOOL_PROMPT);
+                format!("\n---\n{}\n{prompt}", Value::from(self.shown.clone()))
+            }
+            (_, Some(prompt)) => format!("\n---\n{prompt}"),
+            (_, None) => String::new(),
+        };
         if behind.is_empty() {
             return;
         }
@@ -237,6 +242,7 @@ fn as_part(asked: &Asked) -> Result<Part, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::chats::manners::Manners;
     use crate::http::fields::tests::limits;
     use penstock_output::{reasoning_format, tool_format};
 
@@ -255,7 +261,9 @@ mod tests {
     }
 
     fn formats(calls: &str, template: &str) -> ChatFormats {
-        ChatFormats { calls: tool_format(calls), reasoning: None, template: template.to_owned() }
+        let tools = if template.contains("tools") { ToolPlace::Template } else { ToolPlace::LastMessage };
+        let manners = Manners { tools, ..Manners::default() };
+        ChatFormats { calls: tool_format(calls), reasoning: None, template: template.to_owned(), manners }
     }
 
     fn bound(tools: &Tools, formats: &ChatFormats, asked: Option<Asked>) -> (Bound, Warnings) {
@@ -393,7 +401,7 @@ mod tests {
                 assert!(bound.grammar.is_some() && !bound.grammar_is_optional && warnings.is_empty());
             }
         }
-        let off = ChatFormats { calls: None, reasoning: None, template: String::new() };
+        let off = ChatFormats::default();
         let refused = tools(r#", "tool_choice": "required""#).bind(
             &off,
             Start::Content,

@@ -22,6 +22,7 @@ mod server;
 #[cfg(any(test, feature = "mock"))]
 mod source;
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_proto::tables::{Tables, Window};
@@ -69,8 +70,25 @@ pub struct MockConfig {
     /// It verifies drafts that are a tree.
     pub draft_trees: bool,
     pub verify: Verify,
+    pub dictation: Dictation,
     /// What it says that it was made with.
     pub contract: u32,
+}
+
+/// What a mock writes, where a test says so: texts begin with these tokens, as far as their masks allow it. Of rows with a penalty
+/// alone, since a worker is told of these how many tokens are output already.
+#[derive(Clone, Debug, Default)]
+pub struct Dictation(Arc<Mutex<Vec<u32>>>);
+
+impl Dictation {
+    /// For the texts that begin from now on.
+    pub fn say(&self, tokens: Vec<u32>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = tokens;
+    }
+
+    fn token(&self, at: u32) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(at as usize).copied()
+    }
 }
 
 /// How much of what a row attends to is checked.
@@ -175,6 +193,7 @@ impl Default for MockConfig {
             draft_cost: CostModel { fixed_ns: 1e4, per_token_ns: 1e2, per_context_token_ns: 0.0 },
             draft_trees: false,
             verify: Verify::All,
+            dictation: Dictation::default(),
             contract: CONTRACT,
         }
     }

@@ -97,6 +97,7 @@ impl SamplingKey {
         let follower = mix(h, 6) % config.followers.max(1);
         let next = (mix(u64::from(last), 5 + follower) % u64::from(config.vocab_size)) as u32;
         let follows = config.surprise_one_in > 0 && !mix(h, 4).is_multiple_of(config.surprise_one_in);
+        let dictated = self.history.as_ref().and_then(|(_, outputs)| config.dictation.token(*outputs));
         let free = || match ends && may(config.eos_ids[0]) {
             true => config.eos_ids[0],
             false if follows && may(next) && !config.eos_ids.contains(&next) => next,
@@ -105,6 +106,7 @@ impl SamplingKey {
                 .find(|token| !config.eos_ids.contains(token) && may(*token))
                 .expect("not every token ends a sequence"),
         };
+        let free = || dictated.unwrap_or_else(free);
         // As with logits: a mask changes nothing where it allows what would be chosen without it.
         let token = match mask {
             None => free(),

@@ -1,0 +1,377 @@
+//! Calls of tools in every format, from request to answer: what a template and a format make of a prompt, a grammar, the text of a
+//! model that knows neither, and the call that a client gets, whole and streamed; then the tool's result goes back. Once with
+//! markers that are ordinary text, once with markers that are special tokens, as most models have them.
+
+use penstock_core::worker::mock::{Dictation, MockConfig};
+use penstock_output::{of_template, tool_formats};
+use serde_json::{Value, json};
+
+use crate::served::{END, Served, Setup, Vocabulary};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Names that models' tokenizers have as special tokens. A format's are those that its markers are made of.
+const SPECIAL: &[&str] = &[
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|call|>",
+    "<|end|>",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
+    "｜DSML｜",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    "<｜tool_call_begin｜>",
+    "<｜tool_call_end｜>",
+    "<｜tool_sep｜>",
+    "]<]minimax[>[",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<tool_sep>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<longcat_tool_call>",
+    "</longcat_tool_call>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call_start|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|action_start|>",
+    "<|action_end|>",
+    "<|plugin|>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+];
+
+/// A template for tests of models that have one here, and else the text that tells the format.
+fn template(format: &str) -> String {
+    macro_rules! family {
+        ($name:literal) => {
+            include_str!(concat!("../../../integration-tests/chat_templates/", $name, ".jinja")).to_owned()
+        };
+    }
+    let sign = match format {
+        "harmony" => return family!("gpt_oss"),
+        "qwen3_coder" => return family!("qwen3_coder"),
+        "glm45" => return family!("glm4_5"),
+        "command_r" => return family!("command_r_tools"),
+        "mistral" => return family!("mistral_v3"),
+        "nemotron" => return family!("nemotron"),
+        "phi4_mini" => return family!("phi4_mini"),
+        "granite" => return family!("granite3"),
+        "hermes" => return family!("qwen2_5"),
+        "pythonic" => return family!("llama3_3_pythonic"),
+        "llama3_json" => return family!("llama3_1"),
+        "kimi_k3" => "<|open|>tools<|sep|>",
+        "kimi_k2" => "<|tool_calls_section_begin|>",
+        "deepseek_v4" => "<｜DSML｜tool_calls>",
+        "deepseek_v32" => "<｜DSML｜function_calls>",
+        "deepseek_v3" => "<｜tool▁calls▁begin｜> ```json",
+        "deepseek_v31" => "<｜tool▁calls▁begin｜>",
+        "step3" => "<steptml:invoke",
+        "minimax_m3" => "]<]minimax[>[",
+        "minimax_m2" => "<minimax:tool_call>",
+        "seed_oss" => "<seed:tool_call>",
+        "hunyuan_v3" => "<tool_sep> <arg_key>",
+        "longcat" => "<longcat_tool_call>",
+        "gemma4" => "<|tool_call>",
+        "functiongemma" => "<start_function_call>",
+        "lfm2" => "<|tool_call_start|>",
+        "olmo3" => "<function_calls>",
+        "command_a" => "<|START_ACTION|>",
+        "internlm2" => "<|action_start|><|plugin|>",
+        "apertus" => "<|tools_prefix|>",
+        "granite_20b_fc" => "<function_call>",
+        "jamba" => "<tool_calls>",
+        "json" => "",
+        other => panic!("no template for {other}"),
+    };
+    format!(
+        "{{# {sign} #}}{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}\
+         {{% for m in messages %}}<|turn|>{{{{ m.role }}}} {{{{ m.content or '' }}}}\
+         {{% for c in m.tool_calls or [] %}}({{{{ c.function.name }}}} {{{{ c.function.arguments | tojson }}}}){{% endfor %}}\
+         {{% endfor %}}<|turn|>assistant "
+    )
+}
+
+struct Family {
+    served: Served,
+    vocabulary: Vocabulary,
+    dictation: Dictation,
+    format: &'static str,
+}
+
+impl Family {
+    async fn of(format: &'static str, is_special: bool, flags: &[&'static str]) -> Self {
+        let template = template(format);
+        let (chosen, reasoning) = of_template(&template);
+        // A template without a sign is no format's: then flags choose.
+        assert_eq!(chosen.map_or("json", |format| format.name), format);
+        let in_markers = |name: &&&str| {
+            chosen.is_some_and(|format| format.has_in_markers(name))
+                || reasoning.is_some_and(|format| format.has_in_markers(name))
+        };
+        let special = SPECIAL.iter().filter(in_markers).copied();
+        let special: Vec<&str> = if is_special { special.collect() } else { Vec::new() };
+        let vocabulary = || Vocabulary::Bytes(special.clone());
+        let dictation = Dictation::default();
+        let mock = MockConfig {
+            vocab_size: vocabulary().size(),
+            eos_ids: vec![END],
+            max_positions: 1 << 15,
+            pages: 1 << 12,
+            dictation: dictation.clone(),
+            ..MockConfig::default()
+        };
+        let served = Served::ready(Setup {
+            vocabulary: vocabulary(),
+            mock,
+            flags: [flags, &["--tool-call-parser", if chosen.is_some() { "auto" } else { "json" }]].concat(),
+            chat_template: template.leak(),
+            ..Setup::default()
+        });
+        Self { served: served.await, vocabulary: vocabulary(), dictation, format }
+    }
+
+    /// The model's next texts.
+    fn says(&self, text: &str) {
+        let mut tokens = self.vocabulary.tokens(text);
+        tokens.push(END);
+        self.dictation.say(tokens);
+    }
+
+    /// The prompt.
+    async fn shown(&self, messages: &Value) -> String {
+        let body = json!({"messages": messages, "tools": tools()});
+        let text = self.served.post("/chat_tokenize", body).await.good()["templated_text"].clone();
+        text.as_str().expect("a text").to_owned()
+    }
+
+    /// The one choice of an answer, which is the same streamed.
+    async fn ask(&self, more: Value) -> Value {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "Paris?"}], "tools": tools(), "max_tokens": 1500, "seed": 3,
+            "temperature": 1, "frequency_penalty": 0.1, "logprobs": true
+        });
+        for (key, value) in more.as_object().expect("an object") {
+            body[key] = value.clone();
+        }
+        let mut whole = self.served.post(CHAT, body.clone()).await.good()["choices"][0].clone();
+        body["stream"] = json!(true);
+        let chunks = self.served.events(CHAT, body).await;
+        let streamed = put_together(&chunks);
+        let calls = |choice: &Value| -> Vec<(Value, Value)> {
+            let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+            calls.iter().map(|call| (call["function"]["name"].clone(), arguments(call))).collect()
+        };
+        let text = |choice: &Value, key: &str| choice["message"][key].as_str().unwrap_or_default().to_owned();
+        for key in ["content", "reasoning_content"] {
+            assert_eq!(text(&whole, key), text(&streamed, key), "{}", self.format);
+        }
+        assert_eq!(calls(&whole), calls(&streamed), "{}", self.format);
+        assert_eq!(whole["finish_reason"], streamed["finish_reason"], "{}", self.format);
+        let tokens = whole["logprobs"]["content"].as_array().expect("log probabilities");
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|token| token["bytes"].as_array().expect("bytes"))
+            .map(|byte| byte.as_u64().expect("a byte") as u8)
+            .collect();
+        whole["raw"] = json!(String::from_utf8(bytes).expect("UTF-8"));
+        whole
+    }
+}
+
+fn tools() -> Value {
+    let tool = |name: &str, properties: Value, required: Value| {
+        json!({"type": "function", "function": {"name": name, "description": "Does it", "parameters":
+            {"type": "object", "properties": properties, "required": required, "additionalProperties": false}}})
+    };
+    let forecast = json!({"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
+               "exact": {"type": "boolean"}});
+    json!([
+        tool("get_forecast", forecast, json!(["city", "days"])),
+        tool("add", json!({"a": {"type": "integer", "minimum": 0, "maximum": 9}}), json!(["a"])),
+    ])
+}
+
+fn arguments(call: &Value) -> Value {
+    let text = call["function"]["arguments"].as_str().expect("a text");
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {call}"))
+}
+
+fn is_right(call: &Value) -> bool {
+    let given = arguments(call);
+    let keys: Vec<&String> = given.as_object().expect("an object").keys().collect();
+    match call["function"]["name"].as_str() {
+        Some("get_forecast") => {
+            ["Paris", "Oslo"].iter().any(|city| given["city"] == *city)
+                && (1..=9).any(|days| given["days"] == days)
+                && given.get("exact").is_none_or(Value::is_boolean)
+                && keys.iter().all(|key| ["city", "days", "exact"].contains(&key.as_str()))
+        }
+        Some("add") => (0..=9).any(|a| given["a"] == a) && keys == ["a"],
+        _ => false,
+    }
+}
+
+/// The choice that a stream's chunks are, as OpenAI's clients make it.
+fn put_together(chunks: &[Value]) -> Value {
+    let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::<Value>::new());
+    let mut reason = Value::Null;
+    for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
+        let delta = &choice["delta"];
+        content += delta["content"].as_str().unwrap_or_default();
+        reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
+        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = part["index"].as_u64().expect("a number") as usize;
+            if index == calls.len() {
+                assert!(part["id"].is_string() && part["function"]["name"].is_string(), "{part}");
+                calls.push(json!({"function": {"name": part["function"]["name"], "arguments": ""}}));
+            }
+            let so_far = calls[index]["function"]["arguments"].as_str().expect("a text");
+            let more = part["function"]["arguments"].as_str().expect("a text");
+            calls[index]["function"]["arguments"] = json!(format!("{so_far}{more}"));
+        }
+        if !choice["finish_reason"].is_null() {
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    json!({"message": {"content": content, "reasoning_content": reasoning, "tool_calls": calls},
+           "finish_reason": reason})
+}
+
+/// Calls that have to be, of a model that would write anything else.
+async fn are_forced(format: &'static str, is_special: bool) -> String {
+    let family = Family::of(format, is_special, &["--reasoning-parser", "none"]).await;
+    for seed in 0..3 {
+        let several = family.ask(json!({"tool_choice": "required", "seed": seed})).await;
+        let calls = several["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+        assert!(several["finish_reason"] == "tool_calls" && !calls.is_empty(), "{format}: {several}");
+        assert!(calls.iter().all(is_right), "{format}: {several}");
+        let ids: std::collections::HashSet<_> = calls.iter().map(|call| call["id"].to_string()).collect();
+        assert_eq!(ids.len(), calls.len(), "{format}: {several}");
+    }
+    let named = json!({"type": "function", "function": {"name": "get_forecast"}});
+    let named = family.ask(json!({"tool_choice": named})).await;
+    let calls = named["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+    assert!(calls.len() == 1 && is_right(&calls[0]), "{format}: {named}");
+    assert_eq!(calls[0]["function"]["name"], "get_forecast");
+    assert_eq!(named["message"]["content"], Value::Null, "{format}: {named}");
+    named["raw"].as_str().expect("a text").to_owned()
+}
+
+/// Calls that the model chooses to write, in the words in which it was made to, and the rest of the conversation.
+async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
+    let family = Family::of(format, is_special, &[]).await;
+    let begins_the_answer = ["llama3_json", "pythonic", "json"].contains(&format);
+    let before = if begins_the_answer || format == "harmony" { "" } else { "Let me see. " };
+    // Some templates begin the model's thoughts.
+    let asked = json!([{"role": "user", "content": "Paris?"}]);
+    let thought = if family.shown(&asked).await.trim_end().ends_with("<think>") { "So.</think>" } else { "" };
+    family.says(&format!("{thought}{before}{call}"));
+    let chosen = family.ask(json!({})).await;
+    let message = &chosen["message"];
+    let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+    assert!(calls.len() == 1 && is_right(&calls[0]), "{format}: {call:?} became {chosen}");
+    assert_eq!(message["content"].as_str().unwrap_or_default(), before, "{format}");
+    assert_eq!(chosen["finish_reason"], "tool_calls", "{format}");
+
+    assert_eq!(
+        message["reasoning_content"].as_str().unwrap_or_default(),
+        if thought.is_empty() { "" } else { "So." }
+    );
+
+    let prose = "It will be < 5 degrees, or [so] he says: 1 } 2.";
+    let channel = if format == "harmony" { "<|channel|>final<|message|>" } else { "" };
+    family.says(&format!("{thought}{channel}{prose}"));
+    let answered = family.ask(json!({})).await;
+    assert_eq!(answered["message"]["content"], prose, "{format}");
+    assert!(
+        answered["message"].get("tool_calls").is_none() && answered["finish_reason"] == "stop",
+        "{format}"
+    );
+
+    // What came of it goes back.
+    let conversation = json!([
+        {"role": "system", "content": "Help."},
+        {"role": "user", "content": "Paris?"},
+        message,
+        {"role": "tool", "tool_call_id": calls[0]["id"], "name": "get_forecast", "content": "{\"degrees\": 4711}"},
+    ]);
+    let shown = family.shown(&conversation).await;
+    let city = arguments(&calls[0])["city"].as_str().expect("a text").to_owned();
+    for part in ["4711", "get_forecast", city.as_str()] {
+        assert!(shown.contains(part), "{format}: {part} is not in {shown}");
+    }
+    let answered = family.ask(json!({"messages": conversation})).await;
+    assert_eq!(answered["message"]["content"], prose, "{format}");
+}
+
+async fn every_format(is_special: bool) {
+    let mut running = tokio::task::JoinSet::new();
+    let mut formats = tool_formats().map(|format| format.name);
+    let mut wrong = Vec::new();
+    loop {
+        while running.len() < 4
+            && let Some(format) = formats.next()
+        {
+            running.spawn(async move {
+                let call = tokio::spawn(are_forced(format, is_special)).await.map_err(|_| format)?;
+                tokio::spawn(async move { are_chosen(format, is_special, &call).await })
+                    .await
+                    .map_err(|_| format)
+            });
+        }
+        match running.join_next().await {
+            None => break,
+            Some(ended) => wrong.extend(ended.expect("it runs to its end").err()),
+        }
+    }
+    assert!(wrong.is_empty(), "{} formats: {wrong:?}", wrong.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_every_format_are_right_where_markers_are_text() {
+    every_format(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_every_format_are_right_where_markers_are_special_tokens() {
+    every_format(true).await;
+}
