@@ -14,6 +14,8 @@ mod stream;
 mod tests;
 
 pub use crate::prompt::Input;
+#[cfg(test)]
+pub(crate) use detokenizer::Detokenizer;
 pub use event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, InvalidRequest, Part, PromptToken, TextToken,
     Timings, TokenEvent,

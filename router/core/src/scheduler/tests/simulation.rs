@@ -3,12 +3,14 @@
 //! masks, priorities, deadlines and what goes wrong with workers, and the same seed makes the same one again.
 //!
 //! What always holds: no client misses a token, gets one twice or out of order (a text is a pure function of its request); the
-//! core's invariants between any two messages (no block leaked, see `Core::check`); the oldest of the highest priority comes on; at
-//! the end nothing is left, and the accounts agree: what was submitted has ended, what was generated was received.
+//! core's invariants between any two messages (no block leaked, see `Core::check`); the oldest of the highest priority comes on; no
+//! text goes past the first of its stop strings; whoever reads what the prefix cache gains and loses, from whenever on, ends with what
+//! it has; at the end nothing is left, and the accounts agree: what was submitted has ended, what was generated was received.
 //!
 //! `PENSTOCK_SIMULATIONS` says how many schedules are tried, `PENSTOCK_SIMULATION_SEED` which one alone, with all that happens in it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
@@ -26,18 +28,19 @@ use super::harness::every_forcing;
 use super::random::of_family;
 use crate::clock;
 use crate::generation::{
-    self, Caller, GenerationEvent, GenerationFailure, GenerationRequest, PromptLimits, Serving, StopText,
+    self, Caller, Detokenizer, GenerationEvent, GenerationFailure, GenerationRequest, PromptLimits, Serving,
+    StopText,
 };
 use crate::health::Health;
 use crate::prompt::{Input, Prompt, samples};
-use crate::scheduler::cache_names::Namespace;
+use crate::scheduler::cache_names::{BlockHash, Namespace};
 use crate::scheduler::core::{Core, Counters};
 use crate::scheduler::handle::Submitted;
 use crate::scheduler::mask_threads::MaskThreads;
 use crate::scheduler::submission::{
     Priority, Refused, Sampling, SequenceFailure, SequenceSpec, Tenant, Watermark,
 };
-use crate::scheduler::{Handle, Settings, assemble};
+use crate::scheduler::{BlockChange, BlockEvent, Handle, Settings, assemble};
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
 use crate::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, WorkerSource};
 
@@ -66,12 +69,12 @@ fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
         if alone.is_some() || outcome.is_err() {
             happened.borrow().iter().for_each(|line| println!("{line}"));
         }
-        let counters = outcome.unwrap_or_else(|panic| {
+        let found = outcome.unwrap_or_else(|panic| {
             eprintln!("schedule {seed} failed; again with PENSTOCK_SIMULATION_SEED={seed}");
             resume_unwind(panic);
         });
         for (seen, (_, count)) in seen.iter_mut().zip(WAYS) {
-            *seen += u64::from(count(&counters) > 0);
+            *seen += u64::from(count(&found) > 0);
         }
     }
     for (seen, (way, _)) in seen.iter().zip(WAYS) {
@@ -79,22 +82,34 @@ fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
     }
 }
 
-type Count = fn(&Counters) -> u64;
+/// What a schedule came to.
+#[derive(Default)]
+struct Seen {
+    core: Counters,
+    /// Texts that a stop string ended.
+    stopped: u64,
+    /// Changes that were told to those who read blocks.
+    block_changes: u64,
+}
+
+type Count = fn(&Seen) -> u64;
 
 /// What some schedule has to come to, and how it is counted.
-const WAYS: [(&str, Count); 12] = [
-    ("a preemption", |counters| counters.preemptions),
-    ("a preemption for a priority", |counters| counters.priority_preemptions),
-    ("a prefix hit", |counters| counters.prefix_hit_tokens),
-    ("a fork", |counters| counters.copied_tokens),
-    ("a token after its client had left", |counters| counters.tokens_after_cancel),
-    ("a row in vain", |counters| counters.wasted_rows),
-    ("a late mask", |counters| counters.late_masks),
-    ("a tree of drafts", |counters| counters.branch_drafts),
-    ("an accepted draft", |counters| counters.accepted_drafts),
-    ("an accepted draft of other answers", |counters| counters.accepted_corpus_drafts),
-    ("an accepted draft of a model", |counters| counters.accepted_model_drafts),
-    ("a forced token", |counters| counters.forced_tokens),
+const WAYS: [(&str, Count); 14] = [
+    ("a preemption", |seen| seen.core.preemptions),
+    ("a preemption for a priority", |seen| seen.core.priority_preemptions),
+    ("a prefix hit", |seen| seen.core.prefix_hit_tokens),
+    ("a fork", |seen| seen.core.copied_tokens),
+    ("a token after its client had left", |seen| seen.core.tokens_after_cancel),
+    ("a row in vain", |seen| seen.core.wasted_rows),
+    ("a late mask", |seen| seen.core.late_masks),
+    ("a tree of drafts", |seen| seen.core.branch_drafts),
+    ("an accepted draft", |seen| seen.core.accepted_drafts),
+    ("an accepted draft of other answers", |seen| seen.core.accepted_corpus_drafts),
+    ("an accepted draft of a model", |seen| seen.core.accepted_model_drafts),
+    ("a forced token", |seen| seen.core.forced_tokens),
+    ("a stop string", |seen| seen.stopped),
+    ("a change of blocks that is read", |seen| seen.block_changes),
 ];
 
 #[test]
@@ -195,6 +210,7 @@ struct World<'a> {
     injected: Arc<Mutex<Injected>>,
     began: Instant,
     is_stopped: Cell<bool>,
+    stopped: Cell<u64>,
     /// What happens, in words.
     happened: &'a RefCell<Vec<String>>,
 }
@@ -275,7 +291,14 @@ impl World<'_> {
     }
 
     /// A client of a generation, which gets text.
-    async fn generate(&self, number: usize, at: Duration, spec: SequenceSpec, habit: Habit) -> Ending {
+    async fn generate(
+        &self,
+        number: usize,
+        at: Duration,
+        spec: SequenceSpec,
+        (stop, stop_text): (Vec<String>, StopText),
+        habit: Habit,
+    ) -> Ending {
         sleep_until((self.began + at).into()).await;
         let request = GenerationRequest {
             input: Input::Tokens(if spec.encoder.is_empty() { &spec.prompt } else { &spec.encoder }.clone()),
@@ -285,8 +308,8 @@ impl World<'_> {
             min_new_tokens: 0,
             watermark: false,
             truncate: None,
-            stop: Vec::new(),
-            stop_text: StopText::Keep,
+            stop: stop.clone(),
+            stop_text,
             ignore_eos: spec.ignore_eos,
             stop_token_ids: spec.stop_token_ids.clone(),
             top_tokens: spec.top_tokens,
@@ -330,9 +353,16 @@ impl World<'_> {
                     self.note(format_args!("request {number} has {} tokens", ids.len()));
                 }
                 GenerationEvent::Done(done) => {
-                    assert_eq!(ids, MockModel::reference(&self.config, &spec), "request {number}");
+                    let expected = until_stop(&self.config, &spec, &stop, stop_text);
+                    assert_eq!(ids, expected.ids, "request {number}, which {stop:?} stop");
                     assert_eq!(text, done.text, "request {number}");
-                    return Ending { submitted: true, received: ids.len() as u64, unseen: 0 };
+                    assert_eq!(text, expected.text, "request {number}, which {stop:?} stop");
+                    assert_eq!(done.stop, expected.ended_by, "request {number}");
+                    let is_stopped = done.stop.is_some();
+                    self.stopped.set(self.stopped.get() + u64::from(is_stopped));
+                    // The workers may be ahead of who reads the text.
+                    let unseen = if is_stopped { u64::MAX } else { 0 };
+                    return Ending { submitted: true, received: ids.len() as u64, unseen };
                 }
                 GenerationEvent::Failed(failure) => {
                     let reference = MockModel::reference(&self.config, &spec);
@@ -355,6 +385,97 @@ impl World<'_> {
             }
         }
     }
+}
+
+/// A text with its tokens, up to where the first of its stop strings ends.
+struct Text {
+    ids: Vec<u32>,
+    text: String,
+    ended_by: Option<String>,
+}
+
+/// What becomes of a text by the words of the documentation: looked for in all of it after every token.
+fn until_stop(config: &MockConfig, spec: &SequenceSpec, stop: &[String], stop_text: StopText) -> Text {
+    let ids = MockModel::reference(config, spec);
+    let vocabulary = PROMPT.vocabulary();
+    let mut detokenizer = Detokenizer::new(vocabulary.clone(), &spec.prompt);
+    let mut text = String::new();
+    for (at, &id) in ids.iter().enumerate() {
+        let id = TokenId(id);
+        let is_last = at + 1 == ids.len();
+        let is_end = id.0 == VOCABULARY - 1 && !spec.ignore_eos || spec.stop_token_ids.contains(&id);
+        let ends_it = is_last && is_end;
+        if !vocabulary.is_special(id) && !ends_it {
+            text.push_str(&detokenizer.push(id));
+        } else if !ends_it {
+            let name = vocabulary.name(id);
+            if let Some(stop) = stop.iter().find(|stop| name.contains(*stop)) {
+                text.push_str(&detokenizer.finish());
+                return Text { ids: ids[..=at].to_vec(), text, ended_by: Some(stop.clone()) };
+            }
+        }
+        if is_last {
+            text.push_str(&detokenizer.finish());
+        }
+        let ends = stop.iter().filter_map(|stop| Some((text.find(stop)? + stop.len(), stop)));
+        // Of those that end at the same place the longest.
+        let first = ends.min_by_key(|(end, stop)| (*end, std::cmp::Reverse(stop.len())));
+        if let Some((end, stop)) = first {
+            text.truncate(if stop_text == StopText::Omit { end - stop.len() } else { end });
+            return Text { ids: ids[..=at].to_vec(), text, ended_by: Some(stop.clone()) };
+        }
+    }
+    Text { ids, text, ended_by: None }
+}
+
+/// Parts of the text that is to be, and what may not come.
+fn stop_of(random: &mut Random, config: &MockConfig, spec: &SequenceSpec) -> (Vec<String>, StopText) {
+    let stop_text = random.of(&[StopText::Keep, StopText::Omit]);
+    if random.one_in(2) {
+        return (Vec::new(), stop_text);
+    }
+    let text: Vec<char> = until_stop(config, spec, &[], stop_text).text.chars().collect();
+    let part = |random: &mut Random| -> String {
+        let from = random.below(text.len() as u32) as usize;
+        let length = 1 + random.below(5) as usize;
+        text[from..].iter().take(length).collect()
+    };
+    let mut stop: Vec<String> = (0..=random.below(2)).map(|_| part(random)).collect();
+    stop.push("what no mock says".to_owned());
+    // What stands for a character that is not whole is no part of a stop string.
+    stop.retain(|stop| !stop.is_empty() && !stop.contains('\u{fffd}'));
+    (stop, stop_text)
+}
+
+/// Reads what the prefix cache gains and loses from some time on, as a router of several servers does, until the server ends.
+async fn read_blocks(handle: Handle, from: Duration, pause: Duration) -> (HashSet<BlockHash>, u64) {
+    sleep(from).await;
+    let mut events = handle.read_blocks();
+    drop(handle);
+    let (mut known, mut told) = (HashSet::new(), 0);
+    while let Some(event) = events.recv().await {
+        let changes = match event {
+            BlockEvent::Known(all) => {
+                known.clear();
+                all
+            }
+            BlockEvent::Changed(changes) => changes,
+            BlockEvent::Lost => panic!("nobody is so slow here"),
+        };
+        told += changes.len() as u64;
+        for change in changes.iter() {
+            match *change {
+                BlockChange::Stored { block, after } => {
+                    assert!(after.is_none_or(|after| known.contains(&after)), "{block:?} follows nothing");
+                    known.insert(block);
+                }
+                BlockChange::Evicted { block } => assert!(known.remove(&block), "{block:?} was not known"),
+                BlockChange::Cleared => known.clear(),
+            }
+        }
+        sleep(pause).await;
+    }
+    (known, told)
 }
 
 /// The tokenizer of all generations.
@@ -508,6 +629,8 @@ fn script_of(mut random: Random, one_in: u32, injected: Arc<Mutex<Injected>>) ->
 /// What the observer of the core has seen last.
 struct Watch {
     counters: Arc<Mutex<Counters>>,
+    /// What the prefix cache has.
+    cached: Arc<Mutex<HashSet<BlockHash>>>,
     first: Option<(SequenceId, u32, usize)>,
     since: Instant,
 }
@@ -520,6 +643,13 @@ impl Watch {
             core.check();
         }
         *self.counters.lock().expect("one thread") = core.counters;
+        if core.rules.block_events && core.is_empty() {
+            let stored = core.pool.known().into_iter().map(|change| match change {
+                BlockChange::Stored { block, .. } => block,
+                other => panic!("{other:?} is known"),
+            });
+            *self.cached.lock().expect("one thread") = stored.collect();
+        }
         let first = core.first().map(|id| {
             let sequence = &core.sequences[core.by_id[&id]];
             (id, sequence.answered, sequence.tokens.len())
@@ -531,14 +661,14 @@ impl Watch {
     }
 }
 
-fn simulate(seed: u64, happened: &RefCell<Vec<String>>) -> Counters {
+fn simulate(seed: u64, happened: &RefCell<Vec<String>>) -> Seen {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let running =
         async { timeout(LONGEST * 2, live(Random(seed), happened)).await.expect("it comes to an end") };
     tokio::task::LocalSet::new().block_on(&runtime.expect("a timer needs nothing"), running)
 }
 
-async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
+async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Seen {
     let slots = 1 + random.below(6);
     let (config, budget) = config_of(&mut random, slots);
     let injected = Arc::new(Mutex::new(Injected::default()));
@@ -569,11 +699,14 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
         recorder: None,
     };
     let health = tokio::sync::watch::Sender::new(Health::Ready);
+    let tells_blocks = settings.block_events;
     let (handle, mut task) = assemble(&group, source.clone(), settings, health.clone());
     let (mut delays, latest) = (random.split(), random.of(&[0, 5, 60]));
     task.mask_threads = MaskThreads::delayed(Box::new(move || delays.ms(latest)));
     let counters = Arc::new(Mutex::new(Counters::default()));
-    let mut watch = Watch { counters: counters.clone(), first: None, since: clock::now() };
+    let cached = Arc::new(Mutex::new(HashSet::new()));
+    let mut watch =
+        Watch { counters: counters.clone(), cached: cached.clone(), first: None, since: clock::now() };
     task.observer = Some(Box::new(move |core| watch.look(core)));
     let (opened, open) = oneshot::channel();
     let task = tokio::task::spawn_local(task.run(group, opened));
@@ -586,6 +719,7 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
         injected: injected.clone(),
         began: clock::now(),
         is_stopped: Cell::new(false),
+        stopped: Cell::new(0),
         happened,
     };
     let clients = (0..3 + random.below(20) as usize).map(|number| {
@@ -596,15 +730,21 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
             true => SequenceSpec { deadline: None, stop_at: None, prompt_logprobs: false, ..spec },
             false => spec,
         };
+        let stop = is_text.then(|| stop_of(&mut random, &world.config, &spec));
         let world = &world;
         async move {
-            match is_text {
-                true => world.generate(number, at, spec, habit).await,
-                false => world.ask(number, at, spec, habit).await,
+            match stop {
+                Some(stop) => world.generate(number, at, spec, stop, habit).await,
+                None => world.ask(number, at, spec, habit).await,
             }
         }
     });
     let clients: Vec<_> = clients.collect();
+    let readers = (0..random.below(3)).map(|_| {
+        let (from, pause) = (random.ms(600), random.of(&[Duration::ZERO, Duration::from_millis(3)]));
+        tokio::task::spawn_local(read_blocks(handle.clone(), from, pause))
+    });
+    let readers: Vec<_> = readers.collect();
     let disturb = disturb(&world, &source.mock, random.split());
     let (endings, ()) = futures::join!(join_all(clients), disturb);
 
@@ -632,9 +772,19 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Counters {
         );
         assert_eq!(*health.borrow(), Health::Ready, "{:?}", source.mock.losses());
     }
+    // Whoever begins to read when all is over is told as well.
+    sleep(Duration::from_secs(1)).await;
     handle.stop().await;
     task.await.expect("the scheduler does not panic");
-    counters
+    let mut block_changes = 0;
+    for reader in readers {
+        let (known, told) = reader.await.expect("what it reads agrees");
+        block_changes += told;
+        if tells_blocks && !world.is_stopped.get() {
+            assert_eq!(known, *cached.lock().expect("one thread"));
+        }
+    }
+    Seen { core: counters, stopped: world.stopped.get(), block_changes }
 }
 
 /// Kills, freezes and stops at times that have nothing to do with steps.
