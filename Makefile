@@ -172,6 +172,8 @@ client-environments: $(CLIENT_ENVIRONMENTS)
 test-clients: install $(DEVELOPED) client-environments ## tests of client libraries, and the examples
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
+# Here a test that cannot run has failed.
+test-all: export PENSTOCK_TEST_EVERYTHING := 1
 .PHONY: test-all
 test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers, on torch what the CPU engine has computed
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule

@@ -1,5 +1,5 @@
-"""Programs that tests use and that `make install` does not bring. Without one its tests are skipped, with the reason; `.ci/run` sets
-PENSTOCK_TEST_EVERYTHING, and then that is a failure.
+"""Programs that tests use and that `make install` does not bring, and what else a machine may lack. Without one its tests are skipped, with
+the reason; `.ci/run` and `make test-all` set PENSTOCK_TEST_EVERYTHING, and then that is a failure.
 """
 
 from __future__ import annotations

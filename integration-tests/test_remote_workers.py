@@ -1,6 +1,6 @@
 """Workers on other hosts: started by hand, reached by mutual TLS, killed, frozen, vanished; and all that keeps one from being reached.
 
-Another host is a network namespace (`other_host.py`). Where none can be made these tests are skipped with the reason; what needs no
+Another host is a network namespace (`other_host.py`). Where none can be made these tests are skipped with the reason, or fail where all have to run; what needs no
 network of its own runs at the loopback.
 """
 
@@ -22,7 +22,7 @@ from launched import BINARY, EXACT, ON_TORCH, Launched, free_port
 from load import Ask, ask, ask_all, complete, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
-from programs import installed, needs
+from programs import installed, missing, needs
 
 pytestmark = needs("openssl")
 
@@ -91,7 +91,7 @@ def far(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Itera
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
         installed(program, package=package)
     if why := why_there_are_no_hosts():
-        pytest.skip(why)
+        missing(why)
     folder = tmp_path_factory.mktemp("far")
     with Host() as host:
         address = f"tls:{host.address}:{PORT}"
