@@ -1,4 +1,4 @@
-//! The columns of `Starts`: name, type and length of each, once. The scheduler writes them and the mock worker reads
+//! The columns of `Starts`: name, type, default and length of each, once. The scheduler writes them and the mock worker reads
 //! them from this table; a test compares it with penstock.proto.
 
 use bytes::Bytes;
@@ -6,9 +6,9 @@ use bytes::Bytes;
 use crate::Starts;
 
 /// The table, in the order of the fields' numbers. A column has an entry for `each` START row; or is `ragged` by another
-/// one, which has the numbers of its entries; or is `optional`: one for each row, or absent.
+/// one, which has the numbers of its entries; or is `optional`: one for each row, or absent. Its default is what asks for nothing.
 macro_rules! start_columns {
-    ($($name:ident: $type:ty, $kind:ident $(($by:ident))?;)+) => {
+    ($($name:ident: $type:ty $(= $default:expr)?, $kind:ident $(($by:ident))?;)+) => {
         /// Of the START rows of a plan; kept from plan to plan.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct StartColumns {
@@ -16,6 +16,11 @@ macro_rules! start_columns {
         }
 
         impl StartColumns {
+            /// Adds a row that asks for nothing.
+            pub fn push_default(&mut self) {
+                $(start_columns!(@default $kind self.$name $(, $default)?);)+
+            }
+
             /// The message of all entries since the last one, if there are any. `digest` sees each column.
             pub fn finish(&mut self, mut digest: impl FnMut(&[u8])) -> Option<Starts> {
                 if self.seeds.is_empty() {
@@ -48,6 +53,8 @@ macro_rules! start_columns {
         const TABLE: &[(&str, &str, &str, &str)] =
             &[$((stringify!($name), stringify!($type), stringify!($kind), concat!($(stringify!($by))?))),+];
     };
+    (@default each $column:expr, $default:expr) => { $column.push($default) };
+    (@default $kind:ident $column:expr $(, $default:expr)?) => {};
     (@each $columns:ident, $name:ident, $rows:ident) => { $rows };
     (@optional $columns:ident, $name:ident, $rows:ident) => { if $columns.$name.is_empty() { 0 } else { $rows } };
     (@ragged $columns:ident, $name:ident, $rows:ident, $by:ident) => {
@@ -56,29 +63,29 @@ macro_rules! start_columns {
 }
 
 start_columns! {
-    seeds: u64, each;
-    temperatures: f32, each;
-    top_ks: u32, each;
-    top_ps: f32, each;
-    typical_ps: f32, each;
-    min_ps: f32, each;
-    repetition_penalties: f32, each;
-    frequency_penalties: f32, each;
-    presence_penalties: f32, each;
-    top_tokens: u32, each;
-    history_counts: u32, each;
-    history_outputs: u32, each;
+    seeds: u64 = 0, each;
+    temperatures: f32 = 0.0, each;
+    top_ks: u32 = 0, each;
+    top_ps: f32 = 1.0, each;
+    typical_ps: f32 = 1.0, each;
+    min_ps: f32 = 0.0, each;
+    repetition_penalties: f32 = 1.0, each;
+    frequency_penalties: f32 = 0.0, each;
+    presence_penalties: f32 = 0.0, each;
+    top_tokens: u32 = 0, each;
+    history_counts: u32 = 0, each;
+    history_outputs: u32 = 0, each;
     history: u32, ragged(history_counts);
-    bias_counts: u32, each;
+    bias_counts: u32 = 0, each;
     bias_tokens: u32, ragged(bias_counts);
     biases: f32, ragged(bias_counts);
-    first_ends: u32, each;
-    end_counts: u32, each;
+    first_ends: u32 = 0, each;
+    end_counts: u32 = 0, each;
     end_tokens: u32, ragged(end_counts);
-    watermark_deltas: f32, each;
-    watermark_greens: u32, each;
-    encoder_counts: u32, optional;
-    state_sources: u32, optional;
+    watermark_deltas: f32 = 0.0, each;
+    watermark_greens: u32 = 0, each;
+    encoder_counts: u32 = 0, optional;
+    state_sources: u32 = u32::MAX, optional;
 }
 
 fn packed<T: bytemuck::NoUninit>(values: &mut Vec<T>, digest: &mut impl FnMut(&[u8])) -> Bytes {
@@ -126,28 +133,19 @@ mod tests {
     }
 
     #[test]
+    fn a_row_that_asks_for_nothing_is_whole() {
+        let mut columns = StartColumns::default();
+        columns.push_default();
+        let row = columns.clone();
+        assert_eq!(StartColumns::read(&columns.finish(|_| {}).expect("there is a row")), Ok(row));
+    }
+
+    #[test]
     fn a_column_of_another_length_is_refused_by_name() {
         let starts = |change: fn(&mut StartColumns)| {
             let mut columns = StartColumns::default();
-            columns.seeds.push(7);
-            for column in [&mut columns.temperatures, &mut columns.top_ps, &mut columns.typical_ps] {
-                column.push(1.0);
-            }
-            for column in [&mut columns.min_ps, &mut columns.repetition_penalties] {
-                column.push(1.0);
-            }
-            for column in [&mut columns.frequency_penalties, &mut columns.presence_penalties] {
-                column.push(0.0);
-            }
-            columns.watermark_deltas.push(0.0);
-            for column in [&mut columns.top_ks, &mut columns.top_tokens, &mut columns.history_outputs] {
-                column.push(0);
-            }
-            for column in [&mut columns.bias_counts, &mut columns.first_ends, &mut columns.end_counts] {
-                column.push(0);
-            }
-            columns.watermark_greens.push(0);
-            columns.history_counts.push(2);
+            columns.push_default();
+            columns.history_counts[0] = 2;
             columns.history.extend([3, 4]);
             change(&mut columns);
             let expected = columns.clone();

@@ -189,3 +189,16 @@ def test_the_table_of_start_columns_is_that_of_the_contract() -> None:
     expected = [(name, types[before or behind], by) for before, name, behind, by in found]
     assert [(column.name, column.dtype, column.ragged_by) for column in START_COLUMNS] == expected
     assert [column.name for column in START_COLUMNS] == STARTS
+
+
+def test_the_routers_table_has_the_same_defaults() -> None:
+    source = (Path(__file__).resolve().parents[2] / "proto" / "src" / "starts.rs").read_text()
+    rows = re.findall(r"^    (\w+): \w+ = ([\w.:]+), (each|optional);", source, re.M)
+    numbers = {"u32::MAX": 0xFFFFFFFF}
+    found = [
+        (name, numbers[default] if default in numbers else float(default), kind == "optional")
+        for name, default, kind in rows
+    ]
+    assert found == [
+        (column.name, column.default, column.optional) for column in START_COLUMNS if not column.ragged_by
+    ]
