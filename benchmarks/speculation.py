@@ -1,10 +1,14 @@
 """What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
 
     .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
-        [--model-id FOLDER | --family "Qwen 3.5" | --family "Flan-T5 base"]
+        [--model-id FOLDER [--counting] | --family "Qwen 3.5" | --family "Flan-T5 base"]
 
 Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
 (the best case) or nearly do, what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
+
+With --counting the model keeps its layers and says token after token by number, so that prompts can be made that hold so much of the answer as those of
+some tasks do: a "summary" takes three of four runs of 16 tokens from its prompt, a "code edit" all but each 24th token, "JSON from a text" six of ten
+tokens. What these shares are is said here and not measured; what is measured is what they are worth.
 
 With --family the model has random weights in that family's shape of `architectures.py` and the shipped tokenizer. What its layers add is small, so that what
 comes next is mostly the last token's choice: its texts go round or surprise, and "repeats its prompt" and "chat" mean nothing. An encoder-decoder of
@@ -115,7 +119,47 @@ def reading_something_else(number: int) -> dict[str, Any]:
     return {"prompt": list(range(begin, begin + READ)), "temperature": 0, "seed": number}
 
 
+def counted_tokens(number: int) -> list[int]:
+    """What a model that counts is to say, for each of eight requests in a part of the vocabulary of its own."""
+    begin = 500 + 260 * (number % 8)
+    return list(range(begin, begin + 256))
+
+
+def behind_a_prompt(number: int, held: list[list[int]]) -> dict[str, Any]:
+    """Asks for the counted tokens behind a prompt that holds these runs of them, apart from each other."""
+    rng = random.Random(number)
+    prompt: list[int] = []
+    for run in held:
+        prompt += [*(rng.randrange(3000, 4000) for _ in range(4)), *run]
+    return {"prompt": [*prompt, 5, counted_tokens(number)[0]], "temperature": 0, "seed": number}
+
+
+def summary(number: int) -> dict[str, Any]:
+    """Sentences of the prompt, and each fourth in words of its own."""
+    said = counted_tokens(number)
+    runs = [said[at : at + 16] for at in range(0, len(said), 16)]
+    return behind_a_prompt(number, [run for at, run in enumerate(runs) if at % 4 != 3])
+
+
+def code_edit(number: int) -> dict[str, Any]:
+    """All of the prompt, but for a token here and there."""
+    rng = random.Random(number)
+    edited = [
+        rng.randrange(3000, 4000) if at % 24 == 23 else t for at, t in enumerate(counted_tokens(number))
+    ]
+    return behind_a_prompt(number, [edited])
+
+
+def json_from_a_text(number: int) -> dict[str, Any]:
+    """Values of the prompt, between keys and marks that are not in it."""
+    said = counted_tokens(number)
+    return behind_a_prompt(number, [said[at + 4 : at + 10] for at in range(0, len(said), 10)])
+
+
 KINDS = {
+    "summary": summary,
+    "code edit": code_edit,
+    "JSON from a text": json_from_a_text,
     "repeats its prompt": repeating,
     "goes round": going_round,
     "wavers": wavering,
@@ -125,6 +169,7 @@ KINDS = {
     "says what it reads": saying_what_it_reads,
     "reads something else": reading_something_else,
 }
+OF_COUNTING = ("summary", "code edit", "JSON from a text")
 OF_ENCODER_DECODERS = ("says what it reads", "reads something else", "goes round")
 
 
@@ -178,6 +223,7 @@ def main() -> None:
     parser.add_argument("--speculate", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model-id")
+    parser.add_argument("--counting", action="store_true", help="of --model-id, or of the shipped model")
     parser.add_argument("--family", help="one of architectures.py, or Flan-T5 base")
     parser.add_argument(
         "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
@@ -186,14 +232,21 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     arguments = parser.parse_args()
     if arguments.kinds is None:
-        of_decoders = [kind for kind in KINDS if kind not in OF_ENCODER_DECODERS or kind == "goes round"]
-        arguments.kinds = OF_ENCODER_DECODERS if arguments.family == COUNTING else of_decoders
+        others = {*OF_ENCODER_DECODERS, *OF_COUNTING} - {"goes round"}
+        arguments.kinds = [kind for kind in KINDS if kind not in others]
+        if arguments.family == COUNTING:
+            arguments.kinds = OF_ENCODER_DECODERS
+        if arguments.counting:
+            arguments.kinds = OF_COUNTING
     print(
         f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, --speculate-corpus-tokens "
         f"{arguments.corpus_tokens}, {arguments.tokens} tokens each"
     )
-    made = tempfile.TemporaryDirectory() if arguments.family else contextlib.nullcontext(arguments.model_id)
+    is_made = arguments.family or arguments.counting
+    made = tempfile.TemporaryDirectory() if is_made else contextlib.nullcontext(arguments.model_id)
     with made as folder:
+        if arguments.counting:
+            make_counting_decoder(Path(folder), Path(arguments.model_id or SHIPPED))
         if arguments.family == COUNTING:
             make_counting(Path(folder))
         elif arguments.family:
@@ -227,6 +280,26 @@ def make_counting(folder: Path) -> None:
     tensors["lm_head.weight"] = (head * 0.05).contiguous()
     for name in [name for name in tensors if name == "shared.weight" or "embed_tokens" in name]:
         tensors[name] = (table * LARGE).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def make_counting_decoder(folder: Path, model: Path) -> None:
+    """Writes the model with a vocabulary that makes it say, behind each token, the one with the next number."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for file in model.glob("*.json*"):
+        shutil.copy(file, folder / file.name)
+    config = json.loads((model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    tensors = load_file(model / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    # Random, since rows of trained ones are not apart; the layers' part is small beside it.
+    table = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(7))
+    kind = tensors[name].dtype
+    tensors[name] = (table * LARGE).to(kind)
+    tensors["lm_head.weight"] = (table.roll(1, 0) * 0.05).to(kind)
+    tensors["model.norm.weight"] = torch.ones_like(tensors["model.norm.weight"])
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
