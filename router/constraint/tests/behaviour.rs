@@ -475,6 +475,22 @@ fn a_thousand_properties_of_one_object_may_be_optional() {
 }
 
 #[test]
+fn more_optional_properties_than_the_parser_holds_are_refused_by_name() {
+    let object = |required: &[&str]| {
+        let properties: Value =
+            (0..1_500).map(|index| (format!("p{index}"), json!({"type": "integer"}))).collect();
+        json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+    };
+    let compiler = compiler_with(Limits { timeout: Duration::from_secs(60), ..Limits::default() });
+    let error = compiler.compile(schema(object(&[])), &Cancel::new()).unwrap_err();
+    assert_eq!(error.kind, Kind::TooLarge);
+    assert!(error.to_string().starts_with("/properties: more than 1000 optional properties"), "{error}");
+    // One in the middle that has to be there ends what may follow.
+    let grammar = compiler.compile(schema(object(&["p700"])), &Cancel::new()).unwrap();
+    assert!(accepts(&grammar, r#"{"p1": 1, "p700": 2, "p1499": 3}"#));
+}
+
+#[test]
 fn more_symbols_than_the_parser_can_number_are_refused() {
     let nested = (0..5).fold(json!({}), |inner, _| {
         let properties: Value = (0..8).map(|index| (format!("k{index}"), inner.clone())).collect();

@@ -12,6 +12,9 @@ use crate::{error::Kind, pattern};
 const MOST_COMBINATIONS: usize = 64;
 /// As many optional properties may have at least one of them demanded.
 const MOST_ALTERNATIVES: usize = 100;
+/// Parser items that an optional property takes wherever one may follow, and those beside all of them.
+const ITEMS_OF_OPTIONAL: usize = 4;
+const ITEMS_BESIDE: usize = 200;
 /// Steps for a name to be matched by a pattern.
 const MATCH_FUEL: u64 = 10_000;
 
@@ -52,6 +55,7 @@ impl<'a> Translator<'a> {
         let counts =
             self.counts(&object, least.unwrap_or(0) as usize, most.map(|most| most as usize), place)?;
 
+        self.check_optional(&object, place)?;
         if members.contains_key("properties") || !object.properties.is_empty() {
             parts.own.insert("properties".into(), Value::Object(object.properties));
         }
@@ -78,6 +82,29 @@ impl<'a> Translator<'a> {
                 let mut options = options;
                 options.push(json!({"type": ["null", "boolean", "number", "string", "array"]}));
                 parts.after.push(any_of(options));
+            }
+        }
+        Ok(())
+    }
+
+    /// Up to the next property that has to be there, each of the optional ones may follow: more than the parser can hold would end
+    /// every text with an error.
+    fn check_optional(&self, object: &Object, place: &Place<'a>) -> Result<()> {
+        let most = self.limits.row_items.saturating_sub(ITEMS_BESIDE) / ITEMS_OF_OPTIONAL;
+        if object.properties.len() <= most {
+            return Ok(());
+        }
+        let required: HashSet<&String> = object.required.iter().collect();
+        let mut run = 0;
+        for (name, schema) in &object.properties {
+            if required.contains(name) {
+                run = 0;
+            } else if *schema != Value::Bool(false) {
+                run += 1;
+            }
+            if run > most {
+                let why = format!("more than {most} optional properties without a required one between them");
+                return Err(place.member("properties").refuse(Kind::TooLarge, why));
             }
         }
         Ok(())
