@@ -4,7 +4,8 @@
 
 Trains a model of Qwen 3.5's kind (three gated delta rules to a layer that attends, 4 layers of 128, a vocabulary of 4,096) with the tiny
 model's own script: its text, its tokenizer, its optimizers (`penstock.tiny.train`). With `--seconds` a call trains for so long and goes
-on where the last one ended; the call that reaches `--minutes` of training measures. Held-out text: conversations of the same tasks
+on where the last one ended; the call that reaches `--minutes` of training measures, and so does one after it, which trains no
+further. Weights or a loss that are not finite end it, and are not saved. Held-out text: conversations of the same tasks
 from another seed, 12 alone and 4 of 1,500 tokens one after another.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import shutil
+import statistics
 import sys
 import time
 from itertools import islice
@@ -104,6 +106,18 @@ def perplexity(logprobs: list[float]) -> float:
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
+def compared(who: str, found: list[float], exact: list[float]) -> str:
+    """A line: the perplexity, by how much it is another one than that of `exact`, and so for single tokens."""
+    if not all(map(math.isfinite, found)):
+        sys.exit(f"{who}: a log probability is not finite")
+    apart = [abs(one - other) for one, other in zip(found, exact, strict=True)]
+    value, wanted = perplexity(found), perplexity(exact)
+    return (
+        f"{who}: {value:.6f} ({value - wanted:+.1e}, {(value - wanted) / wanted:+.4%}); log probabilities of tokens by "
+        f"{statistics.mean(apart):.1e} in the mean, {max(apart):.1e} at most"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True)
@@ -121,33 +135,38 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     training = Training(1, arguments.threads, cast("TinyLlama", Hybrid(folder)))
-    checkpoint, spent_file = arguments.work / "checkpoint.pt", arguments.work / "seconds"
-    spent = 0.0
+    checkpoint, progress_file = arguments.work / "checkpoint.pt", arguments.work / "progress.json"
+    # `loss` is that of the last step, in whichever call it was.
+    spent, loss = 0.0, math.nan
     if checkpoint.exists():
         training.load(checkpoint)
-        spent = float(spent_file.read_text())
-    began, loss = time.monotonic(), math.nan
+        progress = json.loads(progress_file.read_text())
+        spent, loss = progress["seconds"], progress["loss"]
+    before, began = training.step, time.monotonic()
     while spent + (now := time.monotonic() - began) < 60 * arguments.minutes and now < arguments.seconds:
         loss, _ = training.run_step(tokenizer, STEPS)
-    spent += time.monotonic() - began
-    training.save(checkpoint)
-    spent_file.write_text(str(spent))
-    print(f"{training.step} steps in {spent:.0f} s of training, loss {loss:.3f}", flush=True)
+    if training.step > before:
+        spent += time.monotonic() - began
+        training.save(checkpoint)
+        progress_file.write_text(json.dumps({"seconds": spent, "loss": loss}))
+    print(
+        f"{training.step} steps in {spent:.0f} s of training, {training.step - before} in this call; "
+        f"loss of the last {loss:.3f}",
+        flush=True,
+    )
     if spent < 60 * arguments.minutes:
         return
+    training.check()
     network: Any = training.network
     network.model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(SHAPE))
     sequences = held_out(tokenizer)
     exact = by_transformers(folder, sequences, torch.float32)
-    print(f"{len(exact)} held-out tokens; transformers fp32: {perplexity(exact):.6f}")
-    print(f"transformers bf16: {perplexity(by_transformers(folder, sequences, torch.bfloat16)):.6f}")
+    print(f"{len(exact)} held-out tokens; of transformers' in fp32 differ")
+    print(f"transformers float32: {perplexity(exact):.6f}")
+    print(compared("transformers bfloat16", by_transformers(folder, sequences, torch.bfloat16), exact))
     for dtype in ("float32", "bfloat16"):
-        ours = served(folder, sequences, dtype)
-        worst = max(abs(one - other) for one, other in zip(ours, exact, strict=True))
-        print(
-            f"served {dtype}: {perplexity(ours):.6f}; a token's log probability differs by up to {worst:.1e}"
-        )
+        print(compared(f"served {dtype}", served(folder, sequences, dtype), exact), flush=True)
 
 
 if __name__ == "__main__":

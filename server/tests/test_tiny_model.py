@@ -1,19 +1,24 @@
 """The model that ships: its files, its template, and that it can still do what its card says."""
 
+import math
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock import tiny
 from penstock.tiny import corpus, template, words
 from penstock.tiny.evaluate import evaluate
 from penstock.tiny.model_card import ABOUT
-from penstock.tiny.network import load_weights
+from penstock.tiny.network import TinyLlama, load_weights
+from penstock.tiny.train import NotFinite, Training, export
 
 MODEL = tiny.MODEL
 WEATHER = {
@@ -132,6 +137,45 @@ def test_transformers_reads_the_weights_as_they_were_trained() -> None:
         ours = load_weights(MODEL)
         theirs = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         torch.testing.assert_close(ours.logits(ours(ids)), theirs(ids).logits, rtol=1e-4, atol=1e-3)
+
+
+class Bigram(nn.Module):
+    """The smallest network that can be trained: `TinyLlama`'s methods, and a matrix for each optimizer."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Parameter(torch.randn(vocabulary, 4))
+        self.head = nn.Parameter(torch.randn(vocabulary, 4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embed_tokens[ids]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states @ self.head.T
+
+
+def test_a_training_that_diverged_is_not_saved_over_what_was_there(tmp_path: Path) -> None:
+    network = Bigram(vocabulary=4096)
+    training = Training(1, 1, cast("TinyLlama", network))
+    saved = tmp_path / "checkpoint.pt"
+    training.save(saved)
+    kept = saved.read_bytes()
+    words.know_pieces(list(AutoTokenizer.from_pretrained(MODEL).get_vocab()))
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    loss, _ = training.run_step(tokenizer, 10)
+    assert math.isfinite(loss)
+    training.check()
+    with torch.no_grad():
+        network.head[7, 2] = torch.nan
+    before = network.embed_tokens.clone()
+    with pytest.raises(NotFinite, match=r"step 1: the loss is nan"):
+        training.run_step(tokenizer, 10)
+    assert training.step == 1 and network.embed_tokens.equal(before)
+    with pytest.raises(NotFinite, match=r"after 1 steps 1 of 16384 numbers of head are not finite"):
+        training.save(saved)
+    with pytest.raises(NotFinite):
+        export(training, tokenizer, tmp_path / "model", None)
+    assert saved.read_bytes() == kept and list(tmp_path.iterdir()) == [saved]
 
 
 @pytest.fixture

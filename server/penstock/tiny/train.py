@@ -6,6 +6,7 @@ its conversations from (seed, n), so a run that is stopped goes on from its chec
 
 import argparse
 import copy
+import math
 import os
 import shutil
 import time
@@ -64,6 +65,10 @@ PHASES = (
     Phase(STEPS, FINAL_WEIGHTS, 0.5),
 )
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class NotFinite(RuntimeError):
+    """The training diverged: a loss or weights are infinite or no number. What was saved before is left as it was."""
 
 
 def encode(tokenizer: Tokenizer, conversations: list[Conversation]) -> list[tuple[list[int], list[int]]]:
@@ -156,7 +161,7 @@ class Training:
         self.forbidden = user_turns(evaluation_items())
 
     def run_step(self, tokenizer: Tokenizer, steps: int) -> tuple[float, int]:
-        """One update; the mean loss per written token, and how many tokens were read."""
+        """One update; the mean loss per written token, and how many tokens were read. Raises NotFinite."""
         phase = next((phase for phase in PHASES if self.step < phase.until), PHASES[-1])
         stream = training_stream(self.seed * 1_000_003 + self.step, self.forbidden, phase.weights)
         rows = encode(tokenizer, list(islice(stream, CONVERSATIONS_PER_STEP)))
@@ -164,6 +169,8 @@ class Training:
         count = sum(int((wanted != IGNORED).sum()) for _, wanted in batches)
         waiting = deque(sorted(batches, key=lambda batch: -batch[0].numel()))
         total = sum(self.pool.map(backward, self.replicas, repeat(waiting), repeat(count)))
+        if not math.isfinite(total):
+            raise NotFinite(f"step {self.step}: the loss is {total}")
         for replica in self.replicas[1:]:
             for parameter, other in zip(self.network.parameters(), replica.parameters(), strict=True):
                 if parameter.grad is None or other.grad is None:  # one thread took every batch
@@ -181,7 +188,18 @@ class Training:
         self.step += 1
         return total, sum(len(ids) for ids, _ in rows)
 
+    def check(self) -> None:
+        """Raises NotFinite, naming the first parameter with a number that is none."""
+        for name, parameter in self.network.named_parameters():
+            broken = int((~parameter.isfinite()).sum())
+            if broken:
+                raise NotFinite(
+                    f"after {self.step} steps {broken} of {parameter.numel()} numbers of {name} are not finite"
+                )
+
     def save(self, path: Path) -> None:
+        """Replaces what an earlier call has saved. Raises NotFinite."""
+        self.check()
         state = {
             "step": self.step,
             "network": self.network.state_dict(),
@@ -202,7 +220,8 @@ class Training:
 def export(
     training: Training, tokenizer: Tokenizer, out: Path, scores: dict[str, tuple[int, int]] | None
 ) -> None:
-    """Writes the served folder beside `out` and puts it in its place in one move."""
+    """Writes the served folder beside `out` and puts it in its place in one move. Raises NotFinite."""
+    training.check()
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
