@@ -1,5 +1,6 @@
 """A model with recurrent layers over HTTP: what is found of a text again, beside others, and across a lost worker."""
 
+import re
 import shutil
 import signal
 import sys
@@ -16,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import wire
 from checkpoints import SHIPPED
+from conftest import Launch, fails
 from launched import Launched
+from penstock.loading.memory import cpu_room
 
 STORY = " ".join(
     f"Sentence {number} says what the {number}th valve of the penstock does." for number in range(60)
@@ -49,6 +52,38 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     with Launched(path / "run", "--model-id", str(folder), *flags) as launched:
         yield launched.wait_ready()
+
+
+WIDE_STATES = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+
+
+@pytest.mark.parametrize("flags", [("--dtype", "float32"), ("--dtype", "bfloat16")], ids=" ".join)
+def test_states_that_alone_exceed_memory_are_one_line_with_both_numbers(
+    flags: tuple[str, ...], tmp_path: Path, launch: Launch
+) -> None:
+    config = with_text(FAMILIES["Qwen 3.5"], vocab_size=4096, **WIDE_STATES)
+    folder = make(tmp_path / "model", config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
+    # Three delta rules of 16 heads of 128 times 128 numbers in fp32 are 3 MiB, and what their convolutions keep.
+    given = f"{(400 << 20) / cpu_room().total:.6f}"
+    limits = ("--max-total-tokens", "256", "--memory-fraction", given, *flags)
+    run = ("--model-id", str(folder), *limits)
+    line = fails(launch(*run, "--max-batch-size", "128"), 1, "recurrent states", "lower --max-batch-size")
+    said = re.search(
+        r"of 128 sequences and one copy need (\d+) MiB, and (\d+) MiB are free for them, which hold those of (\d+);",
+        line,
+    )
+    assert said is not None, line
+    needed, free, hold = map(int, said.groups())
+    assert 129 * 3 <= needed < 129 * 3.3 and free < 400 and free // 3.3 - 2 <= hold <= free // 3
+    # What it names as the way out is one.
+    launch(*run, "--max-batch-size", "8").wait_ready()
 
 
 def complete(server: Launched, prompt: str, tokens: int = 24, **fields: Any) -> dict[str, Any]:

@@ -302,6 +302,20 @@ def test_slots_come_before_copies_and_both_are_counted() -> None:
         TooLittleMemory, match=r"of 8 sequences .* 1 MiB, and 0 MiB are free .*--max-batch-size"
     ):
         count_snapshots(1 << 17, 8, 1 << 10)
+    with pytest.raises(
+        TooLittleMemory, match=r"need 9 MiB, and 4 MiB are free for them, which hold those of 3; lower"
+    ):
+        count_snapshots(1 << 20, 8, 4 << 20)
+    tables = divide((None,), 64)
+    with pytest.raises(
+        TooLittleMemory,
+        match=r"1 MiB are free for it beside 8 MiB of recurrent states; .* or --max-batch-size",
+    ):
+        count_pages(1 << 20, tables, 4, 64, 64, 0, 1 << 20, states=8 << 20)
+    with pytest.raises(
+        TooLittleMemory, match=r"beside 8 MiB .*, which hold 64 tokens; .*-total-tokens or --max-batch-size"
+    ):
+        count_pages(1 << 20, tables, 4, 64, 64, 128, 5 << 20, states=8 << 20)
 
 
 def test_states_in_front_of_drafts_take_a_part_of_what_slots_leave() -> None:

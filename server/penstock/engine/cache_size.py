@@ -44,15 +44,21 @@ def count_pages(
     max_step_tokens: int,
     max_cache_tokens: int,
     available: int,
+    states: int = 0,
 ) -> int:
-    """Pages to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags."""
+    """Pages to allocate, at least one sequence's worth. Raises TooLittleMemory, naming limits and flags. `states`: bytes that
+    recurrent states take beside `available`.
+    """
+    free, less = f"{_mib(available)} are free for it", ""
+    if states:
+        free, less = f"{free} beside {_mib(states)} of recurrent states", " or --max-batch-size"
     # One more page holds the zeros that padding reads. A stage of a pipeline may have no layer with a cache.
     fits = available // page_bytes - 1 if page_bytes else MOST_PAGES
     sequence = tables.pages(max_sequence_tokens, max_step_tokens)
     if fits < sequence:
         raise TooLittleMemory(
             f"a sequence of {max_sequence_tokens} tokens needs {_mib(sequence * page_bytes)} of KV cache, and "
-            f"{_mib(available)} are free for it; lower --max-total-tokens"
+            f"{free}; lower --max-total-tokens{less}"
         )
     if max_cache_tokens == 0:
         return min(fits, max_slots * tables.count * -(-max_sequence_tokens // BLOCK_SIZE))
@@ -64,8 +70,8 @@ def count_pages(
         )
     if fits < wanted:
         raise TooLittleMemory(
-            f"a KV cache of {max_cache_tokens} tokens needs {_mib(wanted * page_bytes)}, and {_mib(available)} "
-            f"are free for it, which hold {fits // tables.count * BLOCK_SIZE} tokens; lower --max-batch-total-tokens"
+            f"a KV cache of {max_cache_tokens} tokens needs {_mib(wanted * page_bytes)}, and {free}, "
+            f"which hold {fits // tables.count * BLOCK_SIZE} tokens; lower --max-batch-total-tokens{less}"
         )
     return wanted
 
@@ -81,7 +87,8 @@ def count_snapshots(state_bytes: int, max_slots: int, available: int) -> int:
     if left < state_bytes:
         raise TooLittleMemory(
             f"the recurrent states of {max_slots} sequences and one copy need {_mib((max_slots + 1) * state_bytes)}, and "
-            f"{_mib(available)} are free for them; lower --max-batch-size"
+            f"{_mib(available)} are free for them, which hold those of {max(available // state_bytes - 1, 0)}; "
+            "lower --max-batch-size"
         )
     return max(min(most, left // SNAPSHOTS_SHARE // state_bytes), 1)
 

@@ -89,7 +89,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             f"{FLAG}: no layer of the model attends to every earlier token, and no page would keep what its draft model attends to"
         )
     layers = numbers_of(config.cached_layers(engine.group))
-    snapshots, draft_states, everyone = 0, 0, engine.group.everyone
+    snapshots, draft_states, states, everyone = 0, 0, 0, engine.group.everyone
     max_step_drafts = request.max_step_drafts
     if config.has_state:
         held = state_bytes(config.state_shapes(engine.group), engine.arrays.itemsize)
@@ -106,7 +106,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
                 progress=True,
             )
         max_step_drafts = draft_states
-        available = max(available - (request.max_slots + snapshots + draft_states) * held, 0)
+        states = (request.max_slots + snapshots + draft_states) * held
+        available = max(available - states, 0)
     pages = 0
     if tables.count:
         pages = _agreed(
@@ -120,6 +121,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
                 request.max_step_tokens,
                 request.max_cache_tokens,
                 available,
+                states,
             ),
             "another shard has too little memory for its KV cache; lower --max-total-tokens",
         )
