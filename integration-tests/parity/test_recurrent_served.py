@@ -3,6 +3,7 @@
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import wire
 from checkpoints import SHIPPED
 from conftest import Launch, fails
-from launched import Launched
+from launched import BINARY, Launched
 from penstock.loading.memory import cpu_room
 
 STORY = " ".join(
@@ -84,6 +85,26 @@ def test_states_that_alone_exceed_memory_are_one_line_with_both_numbers(
     assert 129 * 3 <= needed < 129 * 3.3 and free < 400 and free // 3.3 - 2 <= hold <= free // 3
     # What it names as the way out is one.
     launch(*run, "--max-batch-size", "8").wait_ready()
+
+
+def test_the_doctor_names_the_family_and_says_when_states_do_not_fit(tmp_path: Path) -> None:
+    config = with_text(FAMILIES["Qwen3-Next"], vocab_size=4096, torch_dtype="bfloat16", **WIDE_STATES)
+    folder = make(tmp_path / "model", config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder / name)
+
+    def doctor(*flags: str) -> str:
+        command = [str(BINARY), "doctor", "--model-id", str(folder), "--device", "cpu", *flags]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
+
+    assert re.search(r"^family +Qwen3-Next \(recipe qwen3_next, (CPU engine|torch: .*)\)$", doctor(), re.M)
+    assert "Qwen3-Next (recipe qwen3_next, torch: the CPU engine does not serve several stages)" in doctor(
+        "--pipeline-parallel", "2"
+    )
+    small = doctor("--memory-fraction", f"{(300 << 20) / cpu_room().total:.6f}")
+    assert re.search(
+        r"^warning +the recurrent states of 128 sequences and one copy need \d+ MiB, and", small, re.M
+    ), small
 
 
 def complete(server: Launched, prompt: str, tokens: int = 24, **fields: Any) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from penstock.hub import client as hub
 from penstock.loading.host import Processor
 from penstock.loading.memory import Room
 from penstock.models import building
+from penstock.models.architectures import RECIPES
+from penstock.models.family_names import NAMES
 from penstock.models.native import NativeDecoder
 from penstock.parallel.group import ALONE
 from penstock_kernels import cpu_engine, tensors
@@ -69,7 +71,36 @@ def test_a_model_that_would_be_served_is_described(tmp_path: Path) -> None:
     assert report.chat_template == "chat_template.jinja" and report.eos_token_ids == [2]
     assert [fit.context for fit in report.fits] == [512] and report.fits[0].sequences > 100
     text = as_text(report)
-    assert text.endswith("would be served") and "LlamaForCausalLM, recipe llama" in text
+    assert text.endswith("would be served")
+    assert report.family is not None and report.family.startswith("Llama 1, 2 and 3")
+    runs = "torch" if report.engine == "torch" else "CPU engine"
+    assert "architecture  LlamaForCausalLM\n" in text
+    assert f"family        {report.family} (recipe llama, {runs}" in text
+
+
+def test_every_architecture_has_a_name_that_people_know_it_by() -> None:
+    assert NAMES.keys() == RECIPES.keys()
+    assert all(0 < len(name) < 60 and "For" not in name for name in NAMES.values())
+
+
+def test_what_computes_a_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = checkpoints.config(vocab_size=4096, torch_dtype="bfloat16")
+    folder = write(tmp_path / "model", config)
+    report = examine(folder, Question(device="cpu", dtype="float32"))
+    assert (report.engine, report.why_torch) == ("torch", "the CPU engine does not serve float32 weights")
+    assert "(recipe llama, torch: the CPU engine does not serve float32 weights)" in as_text(report)
+    report = examine(folder, Question(device="cpu", implementation="transformers"))
+    assert (report.family, report.engine, report.why_torch) == (None, "torch", None)
+    assert "family        not known by a name (no recipe, through transformers, torch)" in as_text(report)
+    monkeypatch.setenv(cpu_engine.VARIABLE, "none")
+    report = examine(folder, Question(device="cpu"))
+    assert (report.engine, report.why_torch) == ("torch", "PENSTOCK_CPU_ISA is none")
+    monkeypatch.delenv(cpu_engine.VARIABLE)
+    try:
+        cpu_engine.instruction_set()
+    except NoCpuEngine as error:
+        pytest.skip(str(error))
+    assert examine(folder, Question(device="cpu")).engine == "cpu"
 
 
 def test_the_program_of_the_cpu_engine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

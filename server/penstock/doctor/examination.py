@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock import quantization
-from penstock.doctor.report import Fit, Report
+from penstock.doctor.report import CPU_ENGINE, TORCH, Fit, Report
 from penstock.engine import draft_model
 from penstock.engine.cache_groups import cache_groups
-from penstock.engine.cache_size import spare
+from penstock.engine.cache_size import count_snapshots, spare
 from penstock.engine.drafter import FLAG
 from penstock.engine.kv_cache import numbers_of
 from penstock.engine.preparation import working_bytes
 from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
-from penstock.errors import UnusableModel
+from penstock.errors import TooLittleMemory, UnusableModel
 from penstock.hub.tokenizer import sources_of
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder, check_numbers, check_weights
@@ -43,11 +43,13 @@ from penstock.models.architectures import RECIPES, architecture_of, architecture
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder import Decoder
 from penstock.models.decoder_start import decoder_start_ids
+from penstock.models.family_names import NAMES
 from penstock.models.model import ModelConfig
 from penstock.models.packing import Quantizer
 from penstock.models.recorder import record
 from penstock.parallel.group import Pipeline, TensorGroup
-from penstock_kernels import tensors
+from penstock_kernels import cpu_engine, tensors
+from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
 
 # What the server takes at once when its flags do not say otherwise.
 SLOTS, STEP_TOKENS = 128, 2048
@@ -135,6 +137,8 @@ def examine(folder: Path, question: Question) -> Report:
             shape = fallback_shape(config, folder, dtype, question, report)
         else:
             shape = architecture(config, folder, report)
+        if shape is not None and dtype is not None and device is not None:
+            engine(shape, dtype, device, question, report)
         if shape is not None and question.longest is not None:
             length(shape, question.longest, report)
         scheme = report.quantization
@@ -203,7 +207,7 @@ def architecture(config: dict[str, Any], folder: Path, report: Report) -> ModelC
     report.architecture = found or next(iter(architectures(config)), None)
     try:
         if found is not None:
-            report.recipe = RECIPES[found]
+            report.recipe, report.family = RECIPES[found], NAMES[found]
         shape = recipes.read_config(config)
     except UnusableModel as error:
         report.problems.append(str(error))
@@ -219,6 +223,24 @@ def architecture(config: dict[str, Any], folder: Path, report: Report) -> ModelC
     except UnusableModel as error:
         report.problems.append(str(error))
     return shape
+
+
+def engine(shape: ModelConfig, dtype: Any, device: Any, question: Question, report: Report) -> None:
+    """What computes it; where that is torch on a CPU, why the CPU engine does not."""
+    report.engine = TORCH
+    if device.type != "cpu" or report.fallback:
+        return
+    why = native_choice.why_not(shape, dtype, question.group(0))
+    if why is not None:
+        report.why_torch = f"the CPU engine does not serve {why}"
+        return
+    try:
+        cpu_engine.instruction_set()
+        report.engine = CPU_ENGINE
+    except WrongInstructionSet as error:
+        report.problems.append(str(error))
+    except NoCpuEngine as error:
+        report.why_torch = str(error)
 
 
 def fallback_shape(
@@ -465,6 +487,11 @@ def memory(
     page += drafting.page_bytes(tables.full) if drafting else 0
     state = max(report.state_bytes, default=0)
     room_for_all = report.cache_bytes_per_shard - page  # one more page holds zeros
+    if state:
+        try:
+            count_snapshots(state, SLOTS, report.cache_bytes_per_shard)
+        except TooLittleMemory as error:  # only of a server that is not told otherwise
+            report.warnings.append(str(error))
     contexts = {whole_context}
     context = SHORTEST_CONTEXT
     while context < whole_context:

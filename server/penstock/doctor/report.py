@@ -8,6 +8,10 @@ from typing import Any
 from penstock.engine.cache_groups import CacheGroup
 from penstock.loading.model_files import gigabytes
 
+# What computes, by `Report.engine`.
+CPU_ENGINE, TORCH = "cpu", "torch"
+RUNS = {CPU_ENGINE: "CPU engine", TORCH: "torch"}
+
 
 @dataclass
 class Fit:
@@ -25,8 +29,11 @@ class Report:
     folder: str = ""
     commit: str | None = None
     architecture: str | None = None
+    family: str | None = None
     recipe: str | None = None
     fallback: bool = False
+    engine: str | None = None
+    why_torch: str | None = None
     quantization: str | None = None
     parameters: int | None = None
     stored_dtypes: dict[str, int] = field(default_factory=dict)
@@ -91,9 +98,13 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     """What is known, in the order in which it is read."""
     yield "model", report.model + (f" at {report.commit}" if report.commit else "")
     if report.architecture is not None:
-        by = f"recipe {report.recipe}" if report.recipe else "no recipe"
-        by += ", served through transformers" if report.fallback else ""
-        yield "architecture", f"{report.architecture}, {by}"
+        yield "architecture", report.architecture
+    if report.family is not None or report.fallback:
+        by = [f"recipe {report.recipe}"] if report.recipe else []
+        by += ["no recipe, through transformers"] if report.fallback else []
+        by += [RUNS[report.engine]] if report.engine else []
+        why = f": {report.why_torch}" if report.why_torch else ""
+        yield "family", f"{report.family or 'not known by a name'} ({', '.join(by)}{why})"
     if report.quantization is not None:
         yield "quantized", report.quantization
     if report.parameters is not None:
