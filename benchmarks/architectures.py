@@ -1,6 +1,7 @@
 """Speed of families that differ in attention, in their recurrent layers or in what feeds forward, beside `transformers` `generate`.
 
     python benchmarks/architectures.py [--only NAME ...] [--batches 1,8] [--prompts 32,500] [--tokens 32] [--peers penstock,torch]
+    python benchmarks/architectures.py [--only NAME ...] --behind 500,4000 [--batches 1,8] [--tokens 32] [--models FOLDER]
     python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768 [--batches 1,8]
     python benchmarks/architectures.py [--only NAME ...] --snapshots 512,4000 [--rounds 9]
 
@@ -8,6 +9,10 @@ Each model has its family's shape with a width of 1,024 and 8 layers (60 to 500 
 bf16, and is made on the spot. As `engine_speed.py` measures it: no router, no gRPC. Prints tokens per second of one prompt of
 each length, and while decoding behind prompts of that length: median of three rounds in turn, and the ratio. `--peers`: those of
 `engine_speed.py`, of which the first is compared with the second.
+
+With `--behind` a text is made once a round, and the time of every token is kept, so that a prompt is read once for both of its figures
+(tokens per second until the first token, and behind it): for prompts of which `transformers` reads a batch in a minute. With
+`--models` models stay in a folder, and are found there; `--make` only makes them.
 
 With `--contexts` it prints, without `transformers`, what a sequence of so many tokens takes in the cache, its state included,
 and tokens per second of so many sequences while they decode behind them, the families in turn. What is in the cache is not
@@ -23,6 +28,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +247,104 @@ SHAPES: dict[str, dict[str, Any]] = {
         "context_length": 8192,
         "rescale_every": 6,
     },
+    "Gemma 4 31B": {
+        **WIDE,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "num_global_key_value_heads": 2,
+        "sliding_window": 512,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+    },
+    "Gemma 4 E2B, E4B": {
+        **WIDE,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "sliding_window": 512,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+        "num_kv_shared_layers": 4,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": 32000,
+    },
+    "Llama 4": {
+        **WIDE,
+        "head_dim": 64,
+        "intermediate_size": 1024,
+        "intermediate_size_mlp": 2816,
+        "num_local_experts": 16,
+        "moe_layers": [1, 3, 5, 7],
+        "attention_chunk_size": 512,
+        "floor_scale": 8192,
+    },
+    "GLM-4.5 Air": {
+        **WIDE,
+        "head_dim": 64,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 384,
+    },
+    "MiniMax M2": {
+        **WIDE,
+        "head_dim": 64,
+        "rotary_dim": 32,
+        "intermediate_size": 384,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "attn_type_list": [1] * 8,
+    },
+    "MiniMax-Text-01": {
+        **WIDE,
+        "head_dim": 64,
+        "intermediate_size": 1024,
+        "num_local_experts": 8,
+        "block_size": 256,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
+    },
+    "Nemotron-H": {
+        **WIDE,
+        "head_dim": 64,
+        "num_hidden_layers": 12,
+        "hybrid_override_pattern": "M-M-M*M-M-M*",
+        "mamba_num_heads": 32,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "chunk_size": 128,
+    },
+    "Falcon-H1": {
+        **WIDE,
+        "head_dim": 64,
+        "mamba_d_ssm": 1536,
+        "mamba_n_heads": 24,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_chunk_size": 256,
+    },
+    "Kimi Linear": {
+        **WIDE,
+        **LATENT,
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 384,
+        "num_experts": 32,
+        "num_experts_per_token": 4,
+        "model_max_length": 8192,
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8],
+            "head_dim": 128,
+            "kda_layers": [1, 2, 3, 5, 6, 7],
+            "num_heads": 8,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "OLMo Hybrid": {
+        **WIDE,
+        "num_key_value_heads": 16,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
+        "linear_key_head_dim": 96,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 8,
+        "linear_value_head_dim": 192,
+    },
     "BLOOM": {
         "vocab_size": 32000,
         "n_embed": 1024,
@@ -262,7 +367,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contexts", default="", help="memory and decoding behind so many tokens")
     parser.add_argument("--snapshots", default="", help="prompts of so many tokens with copies of states")
+    parser.add_argument("--behind", default="", help="prompts of so many tokens, and decoding behind them")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=1 << 20,
+        help="tokens of a batch's prompts, with --behind; larger ones are left out",
+    )
+    parser.add_argument("--models", type=Path, default=None, help="folder where models stay")
+    parser.add_argument("--make", action="store_true", help="only make the models")
     arguments = parser.parse_args()
+    if arguments.make:
+        for family in arguments.only:
+            with model_of(family, arguments.models):
+                pass
+        return
+    if arguments.behind:
+        prompts, batches = (
+            [int(count) for count in given.split(",")] for given in (arguments.behind, arguments.batches)
+        )
+        cells = [
+            (prompt, batch)
+            for prompt, batch in itertools.product(prompts, batches)
+            if prompt * batch <= arguments.most
+        ]
+        for family in arguments.only:
+            with model_of(family, arguments.models) as folder:
+                behind_prompts(family, folder, cells, arguments.tokens, arguments.rounds)
+        return
     if arguments.snapshots:
         snapshot_costs(arguments.only, list(map(int, arguments.snapshots.split(","))), arguments.rounds)
         return
@@ -296,6 +428,112 @@ def main() -> None:
                         for _ in range(arguments.rounds)
                     ]
                     tell(f"{family:24} prompt {prompt:5} batch {batch:3}", list(peers), rounds)
+
+
+@contextmanager
+def model_of(family: str, models: Path | None) -> Iterator[Path]:
+    """The folder of the family's model, which stays there if `models` is a folder."""
+    with ExitStack() as stack:
+        folder = models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        made = folder / "".join(letter if letter.isalnum() else "_" for letter in family)
+        yield made if made.exists() else make(made, FAMILIES[family] | SHAPES[family])
+
+
+def behind_prompts(family: str, folder: Path, cells: list[tuple[int, int]], tokens: int, rounds: int) -> None:
+    """Prints how fast the engine and transformers read prompts and decode behind them. `cells`: tokens of each prompt, and how many."""
+    longest = max(prompt for prompt, _ in cells) + tokens
+    threads = torch.get_num_threads()
+    engine = prepared_engine(folder, torch.bfloat16, longest)
+    runs = "CPU engine" if engine.native is not None else "torch"
+
+    def ours(texts: list[list[int]]) -> list[float]:
+        torch.set_num_threads(1 if engine.native is not None else threads)
+        found = token_times(engine, texts, tokens, longest)
+        torch.set_num_threads(threads)
+        return found
+
+    theirs = timed_transformers(folder, tokens)
+    random = np.random.default_rng(0)
+    for prompt, batch in cells:
+        seen: list[list[tuple[float, float]]] = []
+        for number in range(rounds + 1):
+            length = 64 if number == 0 else prompt  # the first is not counted
+            texts = random.integers(3, 32000, (batch, length)).tolist()
+            times = [ours(texts), theirs(texts)]
+            seen.append(
+                [(batch * length / each[0], batch * (tokens - 1) / (each[-1] - each[0])) for each in times]
+            )
+        for at, what in enumerate(("read", "decode")):
+            own, other = (statistics.median(one[peer][at] for one in seen[1:]) for peer in (0, 1))
+            print(
+                f"{family:18} ({runs}) prompt {prompt:5} batch {batch:2} {what:6}: {own:8.1f} tok/s, transformers {other:8.1f}, "
+                f"ratio {own / other:.2f} ({rounds} rounds)",
+                flush=True,
+            )
+
+
+def timed_transformers(folder: Path, tokens: int) -> Callable[[list[list[int]]], list[float]]:
+    """Seconds until each token of `generate`."""
+    from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+
+    class Watch(StoppingCriteria):
+        """Is asked after each token."""
+
+        def __init__(self) -> None:
+            self.begin, self.times = CLOCK(), list[float]()
+
+        def __call__(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            self.times.append(CLOCK() - self.begin)
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def generate(prompts: list[list[int]]) -> list[float]:
+        ids, watch = torch.tensor(prompts), Watch()
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                stopping_criteria=StoppingCriteriaList([watch]),
+            )
+        return watch.times
+
+    return generate
+
+
+def token_times(engine: Engine, prompts: list[list[int]], tokens: int, longest: int) -> list[float]:
+    """Seconds until each token of all prompts, of which a step reads as many as it has room for."""
+    engine.clear()
+    rows, length = len(prompts), len(prompts[0])
+    none, pages = np.zeros(0, np.uint32), pages_of(length, tokens)
+    tables = engine.tables(longest + 16).count
+    at_once = max(1, 8192 // length)
+    times, begin, number = list[float](), CLOCK(), 0
+    for first in range(0, rows, at_once):
+        texts = prompts[first : first + at_once]
+        count = len(texts)
+        starts = greedy_starts(count)
+        if engine.states is not None:
+            starts = replace(starts, state_sources=np.full(count, NO_SNAPSHOT, np.uint32))
+        blocks = np.arange(count * pages * tables, dtype=np.uint32) + first * pages * tables
+        number += 1
+        engine.step(
+            Plan(number, none, np.arange(count) + first, np.full(count, START | SAMPLE, np.uint8), np.zeros(count, np.int64),
+                 np.full(count, length), np.array(texts, np.uint32).reshape(-1), np.full(count, pages), blocks, none, starts)
+        )  # fmt: skip
+    times.append(CLOCK() - begin)
+    flags, zeros = np.full(rows, CONTINUE | SAMPLE, np.uint8), np.zeros(rows, np.int64)
+    for at in range(tokens - 1):
+        positions = np.full(rows, length + at)
+        engine.step(
+            Plan(number + at + 1, none, np.arange(rows), flags, positions, np.ones(rows, np.int64), none, zeros, none, none, None)
+        ).SerializeToString()  # fmt: skip
+        times.append(CLOCK() - begin)
+    return times
 
 
 def behind_contexts(families: list[str], contexts: list[int], batches: list[int], tokens: int) -> None:

@@ -75,6 +75,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         },
     },
     "codegen": {"rotary_dim": 8},
+    # Behind this many tokens keys are chosen, which is not served.
+    "doge": {"keep_window_size": 400},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 24},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_shared_experts": 1},

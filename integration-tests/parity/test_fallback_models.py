@@ -20,6 +20,7 @@ from test_families import DTYPES, LIMITS, greedy, in_pieces, prefill, prefix_hit
 from torch import Tensor
 
 from penstock.errors import UnusableModel
+from penstock.models.fallback import NOT_SERVED
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,8 +32,8 @@ from load import ask, ask_all, complete, once
 from processes import wait_for
 
 # Windows, chunked windows, soft caps, heads of several sizes, keys and values of different sizes, norms of queries
-# and keys, experts; attention that is not called through the interface, states, states beside keys.
-FEW = ("apertus", "gemma4_text", "llama4_text", "vaultgemma", "youtu", "roformer", "rwkv", "zamba2")
+# and keys, experts; biases of keys; attention that is not called through the interface, states, states beside keys.
+FEW = ("apertus", "doge", "gemma4_text", "llama4_text", "vaultgemma", "youtu", "roformer", "rwkv", "zamba2")
 MODES = ("prefill", "chunks", "decode", "prefix hit", "ragged batch")
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-fallback.md"
@@ -128,7 +129,11 @@ def tried(model_type: str, folder: Path) -> str:
         if refusal is None:
             check_size(config)
     except NotMade:
-        return f"| {model_type} | | {NOT_TRIED} | | | | | | |"
+        if model_type not in NOT_SERVED:
+            return f"| {model_type} | | {NOT_TRIED} | | | | | | |"
+        auto: Any = import_module("transformers.models.auto.modeling_auto")
+        name = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+        return f"| {model_type} | `{name}` | refused: {NOT_SERVED[model_type]} | | | | | | |"
     name = config["architectures"][0]
     if refusal is None:
         try:

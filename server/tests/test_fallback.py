@@ -16,7 +16,7 @@ from penstock.doctor.examination import Question, examine
 from penstock.engine import self_check
 from penstock.engine.engine import Engine
 from penstock.errors import UnusableModel
-from penstock.models import fallback, fallback_states
+from penstock.models import fallback, fallback_states, own_attention
 from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
 from penstock.models.config import Window
 from penstock.models.fallback import Fallback, fallback_verdict
@@ -128,12 +128,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "bert", "architectures": ["BertLMHeadModel"]},
         "lets a token see those after it",
     ),
-    "mask of its own": (
-        {"model_type": "doge", "architectures": ["DogeForCausalLM"], "num_key_value_heads": 2},
-        "changes the attention mask",
+    "mixes tokens": (
+        {
+            "model_type": "doge",
+            "architectures": ["DogeForCausalLM"],
+            "num_key_value_heads": 2,
+            "is_moe": True,
+        },
+        "logits that it mixes across tokens",
     ),
     "attention of its own": (
-        {"model_type": "cpmant", "architectures": ["CpmAntForCausalLM"]},
+        {"model_type": "trocr", "architectures": ["TrOCRForCausalLM"]},
         "does not call attention",
     ),
     "takes images": (
@@ -195,11 +200,41 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     assert report.kv_bytes_per_token == [2 * 2 * 2 * 16 * 4] and report.fits
     assert [problem for problem in report.problems if "tokenizer" not in problem] == []
     assert any("--num-shard 2" in problem for problem in examine(folder, Question(shards=2)).problems)
-    change = {"model_type": "doge", "architectures": ["DogeForCausalLM"], "num_key_value_heads": 2}
+    change = {"model_type": "cpmant", "architectures": ["CpmAntForCausalLM"]}
     (folder / "config.json").write_text(json.dumps({**SMALL, **change}))
     report = examine(folder, Question())
-    assert any("changes the attention mask" in problem for problem in report.problems)
-    assert (report.architecture, report.recipe, report.fallback) == ("DogeForCausalLM", None, False)
+    assert any(fallback.NOT_SERVED["cpmant"] in problem for problem in report.problems)
+    assert (report.architecture, report.recipe, report.fallback) == ("CpmAntForCausalLM", None, False)
+
+
+@pytest.mark.parametrize("model_type", fallback.NOT_SERVED)
+def test_what_nobody_has_made_served_is_refused_with_its_reason(model_type: str, tmp_path: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    verdict = fallback_verdict({"model_type": model_type, "architectures": [name]}, tmp_path)
+    assert verdict == (
+        f"config.json: unsupported architecture {name}: no recipe serves it, and it cannot be served through transformers: "
+        f"it {fallback.NOT_SERVED[model_type]}"
+    )
+
+
+def test_a_bias_of_keys_is_a_part_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doge's, which is as large as scores are here."""
+    folder = made(tmp_path, "doge", num_key_value_heads=2, head_dim=16, keep_window_size=100)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.endswith(".A"):
+            tensor.copy_(torch.tensor([0.5, -2.0]))
+        if name.endswith("dt_proj.weight"):
+            tensor.mul_(3)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = engine_of(folder).model.config
+    assert (config.max_positions, config.key_shape) == (100, (2, 24)), "behind them keys are chosen"
+    monkeypatch.setattr(
+        own_attention, "_key_bias", lambda module, values: values.new_ones(1, 2, values.shape[1], 1)
+    )
+    assert "off its own" in refusal(folder)
 
 
 def test_shards_and_stages_are_refused_with_a_sentence(tmp_path: Path) -> None:

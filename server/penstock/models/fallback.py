@@ -43,6 +43,22 @@ ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_at
 STATEFUL = frozenset(("RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "ZayaForCausalLM"))
 # The longest sequence of a model without attention whose config.json names none, as of recipes.
 ENDLESS = 8192
+# What transformers knows as causal language models and nobody has made served, and why, as a sentence goes on whose subject is the model.
+NOT_SERVED = {
+    "blt": "reads bytes in patches, whose lengths a second model within it chooses, and the paged cache has places for tokens alone",
+    "cpmant": "lets every token of a prompt see those after it, so that nothing of a text stays as it was when a token is added",
+    "dots3_note": "reads images and sound, and its text model has latent attention with gated heads, windows and layers of several sizes, "
+    "which no recipe has",
+    "dots3_note_text": "has latent attention with gated heads, windows and layers of several sizes, which no recipe has",
+    "inkling2_text": "adds to the scores of attention what a query says of each distance, and to their sum a sink of each token's own, which no "
+    "kernel of the paged cache knows",
+    "inkling_text": "adds to the scores of attention what a query says of each distance, which no kernel of the paged cache knows",
+    "prophetnet": "predicts several tokens at once, in streams that no kernel of the paged cache knows",
+    "reformer": "attends to keys of the same hash, in chunks that depend on how long a text is",
+    "xlm": "lets every token see those after it unless it is made for text alone (causal), and does not call attention through transformers' interface",
+    "xlnet": "predicts a token from others in any order, and every token of a prompt sees those after it",
+    "xlstm": "keeps a matrix memory with gates of its own as its state, which no recipe has",
+}
 CAUSAL_NAMES = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 TRACED_TOKENS = 3
 CHECKED_TOKENS = 24
@@ -394,6 +410,8 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None) if known else None
     has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
     if known and (_names(config, kind, model_type) or not has_code):
+        if model_type in NOT_SERVED:
+            raise Unfit(NOT_SERVED[model_type])
         if getattr(kind, "_is_stateful", False) and kind.__name__ not in STATEFUL:
             raise Unfit("keeps a recurrent state, and the cache holds keys and values only")
         try:
@@ -602,7 +620,7 @@ def _shape(model: Any, bridge: Bridge, states: States | OwnStates | None) -> Fal
                 "has a config.json that does not say how long a sequence may be (max_position_embeddings)"
             )
         longest = ENDLESS
-    longest -= _first_position(body)
+    longest = min(longest, own_attention.longest(text) or longest) - _first_position(body)
     forward = getattr(text, "intermediate_size", None)
     head = getattr(model.get_output_embeddings(), "weight", None)
     return FallbackConfig(
