@@ -450,7 +450,8 @@ def attention_reference(
     return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
-SHAPES = [(4, 2, 64), (6, 6, 48), (3, 1, 16), (2, 1, 128), (18, 1, 8), (4, 2, 80)]
+# Of the last a split is more than what is asked for ahead.
+SHAPES = [(4, 2, 64), (6, 6, 48), (3, 1, 16), (2, 1, 128), (18, 1, 8), (4, 2, 80), (2, 1, 544)]
 
 
 def attending(

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-// Parts of attention at once: rows are divided while there are few of them for the threads.
+// Parts of attention at once: few rows are divided, see `divide`.
 int64_t Program::part_count(const Division &division, int64_t longest) const {
     return (4 * team_.size() / division.kv_heads + 1) * (longest / kSplit + 2);
 }
@@ -33,36 +33,50 @@ void Program::note_choices(const penstock_step &step) {
 void Program::divide(Division &division) {
     division.items.clear();
     division.joins.clear();
-    const bool few = row_count_ * division.kv_heads < 4 * threads_ && threads_ > 1;
-    int part = 0;
     const Row *rows = rows_that_see(division.sees, 0);
-    for (int64_t row = row_count_ - 1; row >= 0; row--) {
+    // Of a tile all queries are of the row, or of one token.
+    const auto unit_of = [&](const Row &row) { return division.by_token ? division.group : row.count * division.group; };
+    // Some queries of a row, from `first` on, and the splits of its keys that they see.
+    const auto item_of = [&](int64_t row, int64_t first, int64_t count) {
         const Row &here = rows[row];
-        const int64_t queries = here.count * division.group;
-        // Of a tile all queries are of the row, or of one token.
-        const int64_t unit = division.by_token ? division.group : queries, tiles = (unit + kQueries - 1) / kQueries;
-        // The longest first: what is short fills the gaps in the end.
-        for (int64_t tile = queries / unit * tiles - 1; tile >= 0; tile--) {
+        const int64_t last_position = here.seen ? here.seen - 1 : here.position + (first + count - 1) / division.group;
+        const int64_t position = here.position + first / division.group;
+        int64_t lowest = 0;
+        if (division.window)
+            lowest = division.chunked ? position / division.window * division.window
+                                      : std::max<int64_t>(position + 1 - division.window, 0);
+        return AttentionItem{static_cast<int32_t>(row), static_cast<int32_t>(first), static_cast<int32_t>(lowest / kSplit),
+                             static_cast<int32_t>(last_position / kSplit + 1), -1, static_cast<int32_t>(count)};
+    };
+    // The longest first: what is short fills the gaps in the end.
+    int64_t splits = 0;
+    for (int64_t row = row_count_ - 1; row >= 0; row--) {
+        const int64_t unit = unit_of(rows[row]), tiles = (unit + kQueries - 1) / kQueries;
+        for (int64_t tile = rows[row].count * division.group / unit * tiles - 1; tile >= 0; tile--) {
             const int64_t begin_of_unit = tile / tiles * unit, first = begin_of_unit + tile % tiles * kQueries;
-            const int64_t count = std::min<int64_t>(kQueries, begin_of_unit + unit - first);
-            const int64_t last_position = here.seen ? here.seen - 1 : here.position + (first + count - 1) / division.group;
-            const int64_t position = here.position + first / division.group;
-            int64_t lowest = 0;
-            if (division.window)
-                lowest = division.chunked ? position / division.window * division.window
-                                          : std::max<int64_t>(position + 1 - division.window, 0);
-            const int begin = static_cast<int>(lowest / kSplit), end = static_cast<int>(last_position / kSplit) + 1;
-            const auto number = static_cast<int32_t>(row);
-            const auto query = static_cast<int32_t>(first), some = static_cast<int32_t>(count);
-            if (!few || queries > std::min<int64_t>(kQueries, unit) || end - begin < 2) {
-                division.items.push_back({number, query, begin, end, -1, some});
-                continue;
-            }
-            division.joins.push_back({number, query, part, end - begin, some});
-            for (int split = begin; split < end; split++)
-                division.items.push_back({number, query, split, split + 1, part++, some});
+            division.items.push_back(item_of(row, first, std::min<int64_t>(kQueries, begin_of_unit + unit - first)));
+            splits += division.items.back().split_end - division.items.back().split_begin;
         }
     }
+    if (threads_ == 1) return;
+    // Where one key head of a row of one token is more than its part of all the work, its splits are items of their own. Such rows are
+    // fewer than 4 threads_ / kv_heads.
+    int part = 0;
+    const size_t whole = division.items.size();
+    size_t kept = 0;
+    for (size_t at = 0; at < whole; at++) {
+        const AttentionItem item = division.items[at];
+        const int count = item.split_end - item.split_begin;
+        const bool is_alone = rows[item.row].count * division.group <= std::min<int64_t>(kQueries, unit_of(rows[item.row]));
+        if (!is_alone || count < 2 || 4 * threads_ * count <= division.kv_heads * splits) {
+            division.items[kept++] = item;
+            continue;
+        }
+        division.joins.push_back({item.row, item.first_query, part, count, item.queries});
+        for (int split = item.split_begin; split < item.split_end; split++)
+            division.items.push_back({item.row, item.first_query, split, split + 1, part++, item.queries});
+    }
+    division.items.erase(division.items.begin() + static_cast<int64_t>(kept), division.items.begin() + static_cast<int64_t>(whole));
 }
 
 void Program::attend(const penstock_operation &operation, const Work &work) {

@@ -236,6 +236,13 @@ INLINE F16 added_at(const AttentionArgs &args, int query_head, int64_t distance)
     return load(args.distances + query_head * (args.distance_count + 32) + 16 + entry);
 }
 
+SEPARATE F16 changed_score(const AttentionArgs &args, int query_head, int64_t key, int64_t position, F16 x) {
+    if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
+    if (args.slopes) x = x + slope_of(args, query_head, key);
+    if (args.distances) x = x + added_at(args, query_head, key - position);
+    return x;
+}
+
 // Exponentials of a query's scores with the keys of some pages, into weights; their sum and the largest score. `numbers` of the pages
 // say which begins 16 keys further each; `chosen`: bits of the keys that are attended to, or null; `last`: of the keys that are seen.
 SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, const uint8_t *const *held,
@@ -243,6 +250,7 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
                      int64_t last, float *largest, float *total) {
     const F16 hidden = all(-__builtin_inff());
     const bool has_factors = args.heads.format == PENSTOCK_CACHE_INT8;
+    const bool is_changed = args.softcap != 0.0f || args.slopes || args.distances;
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
     while (begin < pages && first_key + numbers[begin] * 16 + 15 < lowest) begin++;
@@ -256,10 +264,8 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
         float *at = scores + page * kBlockFloats;
         F16 x = load(at) * args.scale;
         if (has_factors) x = x * load(factors_of(args.heads, held[page]));
-        if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
         const int64_t key = first_key + numbers[page] * 16;
-        if (args.slopes) x = x + slope_of(args, query_head, key);
-        if (args.distances) x = x + added_at(args, query_head, key - position);
+        if (is_changed) x = changed_score(args, query_head, key, position, x);
         if (key + 15 > last || key < lowest) {
             const I16 keys = lanes() + static_cast<int32_t>(key);
             x = keys > static_cast<int32_t>(last) ? hidden : x;
@@ -317,30 +323,68 @@ SEPARATE void copy_filled(const uint8_t *from, int rows, int64_t there, uint8_t 
     }
 }
 
-// Splits of an item of a key head, into largest, total and sums of up to kQueries queries.
-void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionScratch &s,
-            const Decoded &codes, float *largest, float *total, float *sums) {
+// Bytes of a key head's split, up to which the next one is asked for ahead.
+constexpr int64_t kMostAhead = 256 * 1024;
+
+// What an item's queries see of a split, in pages of its row.
+struct SplitPages {
+    int64_t first;
+    int count;  // 0 or less: nothing
+};
+
+INLINE SplitPages pages_of(const AttentionArgs &args, const AttentionItem &item, int split) {
+    const Row &row = args.rows[item.row];
+    const int group = args.heads.group;
+    const int64_t last = row.seen ? row.seen - 1 : row.position + (item.first_query + item.queries - 1) / group;
+    const int64_t lowest = first_seen(args, row.position + item.first_query / group);
+    const int64_t first = most((int64_t)split * kPagesInSplit, lowest / PENSTOCK_PAGE_TOKENS);
+    return {first, static_cast<int>(least((int64_t)(split + 1) * kPagesInSplit, last / PENSTOCK_PAGE_TOKENS + 1) - first)};
+}
+
+INLINE void find_pages(const AttentionArgs &args, const AttentionItem &item, int head, SplitPages some, const uint8_t **page) {
+    const int64_t *numbers = args.rows[item.row].pages + some.first;
+    for (int i = 0; i < some.count; i++)
+        page[i] = args.cache + numbers[i] * args.heads.page_bytes + head * args.heads.head_bytes;
+}
+
+// Into the places a split behind those of `page`: what is asked for while a page is multiplied, its keys with the keys and its values with
+// the values. One after the other: an AMD processor forgets what it is asked for all at once. Keys and values of a whole split are so far
+// ahead where two splits fit the second cache, and else some pages.
+SEPARATE void ask_for_pages(const Heads &heads, int pages, const uint8_t *const *following, const uint8_t **page) {
+    const bool is_small = heads.head_bytes * kPagesInSplit <= kMostAhead;
+    const int lead = is_small || pages < kMostTiles ? pages : kMostTiles;
+    for (int i = 0; i < kPagesInSplit; i++) {
+        const int beyond = i + lead - pages;
+        page[kPagesInSplit + i] = beyond < 0 ? page[i + lead] : following[beyond];
+    }
+    // What no page of this split is there for.
+    for (int i = (pages + kMostTiles - 1) / kMostTiles * kMostTiles; i < kPagesInSplit; i++)
+        fetch_far(page[kPagesInSplit + i], heads.factors_offset);
+}
+
+// Splits of an item of a key head, into largest, total and sums of up to kQueries queries. `next`: the item that this thread will
+// take then, in all likelihood, and its key head; or null.
+void attend(const AttentionArgs &args, const AttentionItem &item, int head, const AttentionItem *next, int next_head,
+            const AttentionScratch &s, const Decoded &codes, float *largest, float *total, float *sums) {
     const Heads &heads = args.heads;
     const Row &row = args.rows[item.row];
     const int queries = item.queries;
     const uint8_t *q =
         args.queries + head * args.head_stride + (row.first_token * heads.group + item.first_query) * heads.key_dim * 2;
-    const int64_t first_position = row.position + item.first_query / heads.group;
     const int64_t last_position = row.seen ? row.seen - 1 : row.position + (item.first_query + queries - 1) / heads.group;
-    const int64_t lowest = first_seen(args, first_position), filled = row.seen ? row.seen : row.position + row.count;
+    const int64_t filled = row.seen ? row.seen : row.position + row.count;
     const int columns = heads.value_dim / 16;
     const bool is_coded = heads.format != PENSTOCK_CACHE_BF16;
     for (int i = 0; i < queries; i++) largest[i] = 0.0f, total[i] = 0.0f;
     for (int split = item.split_begin; split < item.split_end; split++) {
-        const int64_t first_page = most((int64_t)split * kPagesInSplit, lowest / PENSTOCK_PAGE_TOKENS);
-        const int64_t end_page = least((int64_t)(split + 1) * kPagesInSplit, last_position / PENSTOCK_PAGE_TOKENS + 1);
-        int pages = static_cast<int>(end_page - first_page);
+        const SplitPages here = pages_of(args, item, split);
+        const int64_t first_page = here.first;
+        int pages = here.count;
         if (pages <= 0) continue;
-        const uint8_t *page[kPagesInSplit], *decoded[kPagesInSplit];
+        const uint8_t *page[2 * kPagesInSplit], *decoded[kPagesInSplit];  // behind a split's pages those that are read next
         int numbers[kPagesInSplit];
         uint16_t chosen[kPagesInSplit];
-        for (int i = 0; i < pages; i++)
-            page[i] = args.cache + row.pages[first_page + i] * heads.page_bytes + head * heads.head_bytes;
+        find_pages(args, item, head, here, page);
         if (row.moves) follow_path(heads, args.cache, row, head, first_page, pages, s.path, page);
         for (int i = 0; i < pages; i++) numbers[i] = i;
         const bool is_choice = args.chosen && last_position >= args.most_chosen;
@@ -364,24 +408,33 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
                 for (int i = 0; i < pages; i++) page[i] = page[numbers[i]];
             }
         }
-        const bool is_decode = row.count == 1 && !is_gathered;  // pages come from far, and serve these queries only
+        // Pages of a decode come from far, and serve these queries only.
+        const long step = row.count == 1 && !is_gathered ? kNextPages : 0;
+        const uint8_t **soon = page + kPagesInSplit;
+        if (step == kNextPages) {
+            const uint8_t *following[kPagesInSplit];
+            for (const uint8_t *&one : following) one = page[0];  // nothing
+            if (is_choice)
+                ;  // of which pages keys are chosen is not known yet
+            else if (split + 1 < item.split_end)
+                find_pages(args, item, head, pages_of(args, item, split + 1), following);
+            else if (next)
+                find_pages(args, *next, next_head, pages_of(args, *next, next->split_begin), following);
+            ask_for_pages(heads, pages, following, page);
+        }
         for (int i = 0; i < pages; i += kMostTiles) {
-            if (is_decode)
-                for (int next = i; next < least(i + kMostTiles, pages); next++) {
-                    if (next + kMostTiles < pages) fetch_near(page[next + kMostTiles], heads.value_offset);
-                    fetch_far(page[next] + heads.value_offset, heads.factors_offset - heads.value_offset);
-                }
             const int some = static_cast<int>(least(kMostTiles, pages - i));
             const uint8_t *const *keys = page + i;
             if (is_coded) {
                 for (int at = 0; at < some; at++) {
                     decoded[at] = s.decoded + at * heads.key_dim * 32;
-                    decode(codes, page[i + at], heads.key_dim * 16, s.decoded + at * heads.key_dim * 32);
+                    decode(codes, page[i + at], step ? soon[i + at] : page[i + at], heads.key_dim * 16,
+                           s.decoded + at * heads.key_dim * 32);
                 }
                 keys = decoded;
             }
-            product(q, heads.key_dim * 2, queries, keys, some, heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention, 0,
-                    s.scores + i * kBlockFloats);
+            product(q, heads.key_dim * 2, queries, keys, some, heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention,
+                    is_coded ? 0 : step, s.scores + i * kBlockFloats);
         }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
@@ -409,13 +462,15 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
             if (is_coded) {
                 for (int at = 0; at < pages; at++) {
                     uint8_t *to = s.decoded + at * some * 512;
-                    decode(codes, page[at] + heads.value_offset + column * 256, some * 256, to);
+                    const int64_t offset = heads.value_offset + column * 256;
+                    decode(codes, page[at] + offset, (step ? soon[at] : page[at]) + offset, some * 256, to);
                     if (at == pages - 1 && there < PENSTOCK_PAGE_TOKENS) copy_filled(to, some * 8, there, to);
                     decoded[at] = to;
                 }
                 values = decoded, offset = 0;
             }
-            product_with_values(s.weights, kWeightBytes, queries, values, pages, some, offset, s.values);
+            product_with_values(s.weights, kWeightBytes, queries, values, pages, some, offset, is_coded ? 0 : step,
+                                s.values);
             for (int i = 0; i < queries; i++) {
                 // Each group of columns is joined with the same numbers.
                 float so_far = largest[i], so_much = total[i];
@@ -455,19 +510,22 @@ void attention(const AttentionArgs &args, const Work &work) {
     Decoded codes;
     if (heads.format != PENSTOCK_CACHE_BF16) decode_all(heads.format, &codes);
     int configured = 0;
-    for (int64_t number; (number = take(work, 1)) < args.item_count * heads.kv_heads;) {
+    const int64_t count = args.item_count * heads.kv_heads;
+    for (int64_t number; (number = take_in_order(work, count)) >= 0;) {
         const AttentionItem &item = args.items[number / heads.kv_heads];
         const int head = static_cast<int>(number % heads.kv_heads);
+        const AttentionItem *next = number + 1 < count ? &args.items[(number + 1) / heads.kv_heads] : nullptr;
+        const int next_head = static_cast<int>((number + 1) % heads.kv_heads);
         if (item.queries != configured) configure_attention(configured = item.queries);
         float largest[kQueries], total[kQueries];
         if (item.part < 0) {
-            attend(args, item, head, s, codes, largest, total, s.sums);
+            attend(args, item, head, next, next_head, s, codes, largest, total, s.sums);
             for (int i = 0; i < item.queries; i++)
                 write_attended(args, item, head, i, largest[i], total[i], s.sums + i * heads.value_dim);
             continue;
         }
         float *part = args.parts + ((int64_t)item.part * heads.kv_heads + head) * args.part_floats;
-        attend(args, item, head, s, codes, part, part + kQueries, part + 2 * kQueries);
+        attend(args, item, head, next, next_head, s, codes, part, part + kQueries, part + 2 * kQueries);
     }
 }
 

@@ -72,12 +72,13 @@ SEPARATE void decode_all(penstock_cache_format format, Decoded *decoded) {
 #if defined(__AVX512BW__)
 // The two bytes of 64 numbers by a permutation each: half the work, on what has VBMI (all but the first processors with AVX-512 and BF16).
 __attribute__((noinline, target("avx512vbmi"))) static void decode_bytes(const Decoded &decoded, const uint8_t *from,
-                                                                        int count, uint8_t *to) {
+                                                                        const uint8_t *next, int count, uint8_t *to) {
     const __m512i low_a = _mm512_load_si512(decoded.low), low_b = _mm512_load_si512(decoded.low + 64);
     const __m512i high_a = _mm512_load_si512(decoded.high), high_b = _mm512_load_si512(decoded.high + 64);
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // bytes are joined in the halves of each 16
     for (int at = 0; at < count; at += 64) {
         const __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from + at));
+        fetch_far(next + at, 64);
         const __m512i low = _mm512_permutex2var_epi8(low_a, codes, low_b);
         const __m512i sizes = _mm512_permutex2var_epi8(high_a, codes, high_b);
         const __m512i high = _mm512_or_si512(sizes, _mm512_and_si512(codes, _mm512_set1_epi8(-128)));
@@ -87,10 +88,11 @@ __attribute__((noinline, target("avx512vbmi"))) static void decode_bytes(const D
 }
 #endif
 
-// `count` codes, a multiple of 64, to bf16.
-SEPARATE void decode(const Decoded &decoded, const uint8_t *from, int count, uint8_t *to) {
+// `count` codes, a multiple of 64, to bf16. As many are asked for from `next` on.
+SEPARATE void decode(const Decoded &decoded, const uint8_t *from, const uint8_t *next, int count, uint8_t *to) {
 #if defined(__AVX512BW__)
-    if (__builtin_cpu_supports("avx512vbmi")) return decode_bytes(decoded, from, count, to);
+    if (__builtin_cpu_supports("avx512vbmi")) return decode_bytes(decoded, from, next, count, to);
+    fetch_far(next, count);
     const __m512i a = _mm512_load_si512(decoded.of), b = _mm512_load_si512(decoded.of + 32);
     const __m512i c = _mm512_load_si512(decoded.of + 64), d = _mm512_load_si512(decoded.of + 96);
     for (int at = 0; at < count; at += 32) {
@@ -101,6 +103,7 @@ SEPARATE void decode(const Decoded &decoded, const uint8_t *from, int count, uin
         _mm512_storeu_si512(to + at * 2, _mm512_or_si512(_mm512_mask_blend_epi16(is_high, low, high), signs));
     }
 #elif defined(PENSTOCK_NEON)
+    fetch_far(next, count);
     // The two bytes of 16 numbers by two looks into tables of 64 each.
     const auto table = [](const uint8_t *from) {
         return uint8x16x4_t{{vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32), vld1q_u8(from + 48)}};
@@ -116,6 +119,7 @@ SEPARATE void decode(const Decoded &decoded, const uint8_t *from, int count, uin
         vst2q_u8(to + at * 2, both);
     }
 #else
+    fetch_far(next, count);
     uint16_t *out = reinterpret_cast<uint16_t *>(to);
     for (int at = 0; at < count; at++) out[at] = decoded.of[from[at] & 0x7f] | (uint16_t)((from[at] & 0x80) << 8);
 #endif
@@ -154,9 +158,22 @@ SEPARATE void put_token(const Heads &heads, uint8_t *page, int at, const uint16_
     if (heads.format == PENSTOCK_CACHE_BF16) {
         for (int pair = 0; pair < heads.key_dim / 2; pair++)
             *reinterpret_cast<uint32_t *>(page + pair * 64 + at * 4) = key[2 * pair] | (uint32_t)key[2 * pair + 1] << 16;
-        values += at / 2 * 64 + at % 2 * 2;
+        values += at / 2 * 64;
+#if defined(__AVX512BW__)
+        // Only this token's half of each pair is written: another thread may write the other one.
+        for (int i = 0; i < heads.value_dim; i += 16) {
+            const __m512i numbers = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(value + i)));
+            uint8_t *to = values + i * 32;
+            if (at % 2)
+                _mm512_mask_storeu_epi16(to, 0xaaaaaaaau, _mm512_slli_epi32(numbers, 16));
+            else
+                _mm512_mask_storeu_epi16(to, 0x55555555u, numbers);
+        }
+#else
+        values += at % 2 * 2;
         for (int i = 0; i < heads.value_dim; i++)
             *reinterpret_cast<uint16_t *>(values + i / 16 * 512 + i % 16 * 4) = value[i];
+#endif
         return;
     }
     float factors[2];

@@ -203,7 +203,8 @@ SEPARATE void attend_compressed(const CompressedArgs &args, const AttentionArgs 
                    &block_largest[i], &block_total[i]);
         for (int column = 0; column < columns; column += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, columns - column));
-            product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512, s.values);
+            product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512, 0,
+                                s.values);
             for (int i = 0; i < queries; i++) {
                 // Each group of columns is joined with the same numbers.
                 float so_far = largest[i], so_much = total[i];

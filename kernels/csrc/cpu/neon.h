@@ -54,7 +54,7 @@ COLUMNS void matrix_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
                 }
             for (int k = 0; k < k_tiles; k++) {
                 const uint8_t *tile = tile_at(b, pages, offset, i, k) + first * 16;
-                if (ahead && first == 0) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+                if (ahead && first == 0) fetch_next(next_of(b, i, k, k_tiles, step, pages, offset), groups * 64, step);
 #pragma GCC unroll 1
                 for (int group = 0; group < groups; group += 4, tile += 256) {
                     uint8x16_t x[twos][2];
@@ -124,7 +124,7 @@ COLUMNS void short_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b,
             for (int q = 0; q < 4; q++) sum[r][q] = vdupq_n_f32(0.0f);
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = tile_at(b, pages, offset, i, k);
-            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_next(next_of(b, i, k, k_tiles, step, pages, offset), pairs * 64, step);
 #pragma GCC unroll 1
             for (int pair = 0; pair < pairs; pair += 2, tile += 128) {
                 float32x4_t x[rows];

@@ -80,6 +80,8 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
             for (int i = 0; i < count; i++) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+        if (use == kOfAttention && step == kNextPages)
+            for (int i = 0; i < count; i++) fetch_far(b[i + kPagesInSplit] + at, kTileBytes);
         TILE_LOAD(4, a + k * 64, a_bytes);
         TILE_LOAD(6, b[0] + at, 64);
         TILE_PRODUCT(0, 4, 6);
@@ -166,13 +168,13 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
         for (int i = 0; i < count; i++) sum[r][i] = _mm512_setzero_ps();
     for (int k = 0; k < k_tiles; k++) {
         const uint8_t *next[count];
-        for (int i = 0; ahead && i < count; i++) next[i] = ahead_of(b[i], k, k_tiles, kTileBytes, step);
+        for (int i = 0; ahead && i < count; i++) next[i] = next_of(b, i, k, k_tiles, step, pages, offset);
         for (int p = 0; p < pairs; p++) {
             __m512bh factor[count];
             for (int i = 0; i < count; i++) {
                 const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
                 factor[i] = (__m512bh)_mm512_loadu_si512(tile + p * 64);
-                if (ahead) fetch_ahead(next[i] + p * 64, 64);
+                if (ahead) fetch_next(next[i] + p * 64, 64, step);
             }
             for (int r = 0; r < rows; r++) {
                 const int32_t *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * a_step + p * 4);
@@ -195,7 +197,7 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
         for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
-            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_next(next_of(b, i, k, k_tiles, step, pages, offset), pairs * 64, step);
             for (int p = 0; p < pairs; p++) {
                 __m256 even[2], odd[2];
                 for (int half = 0; half < 2; half++) {
@@ -230,7 +232,7 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
         F16 sum[rows] = {};
         for (int k = 0; k < k_tiles; k++) {
             const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
-            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            if (ahead) fetch_next(next_of(b, i, k, k_tiles, step, pages, offset), pairs * 64, step);
             for (int p = 0; p < pairs; p++) {
                 const U16 both = *reinterpret_cast<const U16 *>(tile + p * 64);
                 const F16 even = (F16)(both << 16), odd = (F16)(both & 0xffff0000u);
@@ -352,13 +354,15 @@ template <int count>
 INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, Use use,
                         long step, bool goes_on, float *c) {
     constexpr int most = kRowsAtOnce<count>;
-    for (int row = 0; row < rows; row += most) {
-        const int some = rows - row < most ? rows - row : most;
+    // In equal parts: few rows leave registers for sums, and their latency shows.
+    for (int row = 0, parts = (rows + most - 1) / most; row < rows; parts--) {
+        const int some = (rows - row + parts - 1) / parts;
         const uint8_t *from = a + row * a_bytes;
         if (row == 0 && use == kOfStream)
             some_byte_rows<count, true, most>(from, a_bytes, some, b, k_tiles, step, goes_on, c);
         else
             some_byte_rows<count, false, most>(from, a_bytes, some, b, k_tiles, 0, goes_on, c + row * 16);
+        row += some;
     }
 }
 
@@ -378,15 +382,17 @@ template <int count>
 INLINE void product_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, Use use,
                            long step, int pairs, long a_step, const uint8_t *const *pages, long offset, float *c) {
     constexpr int most = kRowsAtOnce<count>;
-    for (int row = 0; row < rows; row += most) {
-        const int some = rows - row < most ? rows - row : most;
+    // In equal parts: few rows leave registers for sums, and their latency shows.
+    for (int row = 0, parts = (rows + most - 1) / most; row < rows; parts--) {
+        const int some = (rows - row + parts - 1) / parts;
         const uint8_t *from = a + row * a_bytes;
-        if (row == 0 && use == kOfStream)
+        if (row == 0 && (use == kOfStream || step == kNextPages))
             some_product_rows<count, true, most>(from, a_bytes, some, b, k_tiles, step, pairs, a_step, pages, offset,
                                                  c);
         else
             some_product_rows<count, false, most>(from, a_bytes, some, b, k_tiles, 0, pairs, a_step, pages, offset,
                                                   c + row * 16);
+        row += some;
     }
 }
 
@@ -418,7 +424,7 @@ INLINE void product_for(const uint8_t *a, long a_bytes, int rows, const uint8_t 
 #endif
 
 // c[column][row][output], blocks of 16 x 16, of up to 16 rows and up to kMostTiles columns of tiles. `step`: of a stream,
-// from each column to the one that is multiplied next in its place.
+// from each column to the one that is multiplied next in its place; of pages kNextPages, or 0.
 static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles, Use use,
                     long step, float *c) {
 #if defined(PENSTOCK_AMX)
@@ -485,9 +491,9 @@ static void byte_product(const uint8_t *a, long a_bytes, int rows, const uint8_t
 }
 
 // c[column][row][number] of up to 16 rows of weights of keys, 16 keys of each page, and up to kMostTiles columns of
-// values, which begin `offset` bytes into each page.
+// values, which begin `offset` bytes into each page. `step`: kNextPages, or 0.
 static void product_with_values(const uint8_t *weights, long weight_bytes, int rows, const uint8_t *const *pages,
-                                int count, int columns, long offset, float *c) {
+                                int count, int columns, long offset, long step, float *c) {
 #if defined(PENSTOCK_AMX)
     constexpr Numbers numbers = kShorts;
     (void)rows;
@@ -497,6 +503,7 @@ static void product_with_values(const uint8_t *weights, long weight_bytes, int r
     TILE_ZERO(3);
     for (int page = 0; page < count; page++) {
         const uint8_t *values = pages[page] + offset;
+        if (step == kNextPages) fetch_far(pages[page + kPagesInSplit] + offset, columns * (kTileBytes / 2));
         TILE_LOAD(5, weights + page * 32, weight_bytes);
         TILE_LOAD(7, values, 64);
         TILE_PRODUCT(0, 5, 7);
@@ -520,16 +527,16 @@ static void product_with_values(const uint8_t *weights, long weight_bytes, int r
 #else
     switch (columns) {
         case 4:
-            product_blocks<4>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
+            product_blocks<4>(weights, weight_bytes, rows, nullptr, count, kOfAttention, step, 8, 32, pages, offset, c);
             break;
         case 3:
-            product_blocks<3>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
+            product_blocks<3>(weights, weight_bytes, rows, nullptr, count, kOfAttention, step, 8, 32, pages, offset, c);
             break;
         case 2:
-            product_blocks<2>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
+            product_blocks<2>(weights, weight_bytes, rows, nullptr, count, kOfAttention, step, 8, 32, pages, offset, c);
             break;
         default:
-            product_blocks<1>(weights, weight_bytes, rows, nullptr, count, kOfAttention, 0, 8, 32, pages, offset, c);
+            product_blocks<1>(weights, weight_bytes, rows, nullptr, count, kOfAttention, step, 8, 32, pages, offset, c);
             break;
     }
 #endif

@@ -51,6 +51,17 @@ INLINE const uint8_t *ahead_of(const uint8_t *column, int k, int tiles, long byt
     return column + next * bytes + (next < tiles ? 0 : step - tiles * bytes);
 }
 
+// In place of such a step: tiles are pages, and those a split further in their list are asked for.
+constexpr long kNextPages = -1;
+
+// What is asked for while tile `k` of column `i` is multiplied. `pages`: values, a column `offset` bytes into each, or none.
+INLINE const uint8_t *next_of(const uint8_t *const *b, int i, int k, int k_tiles, long step, const uint8_t *const *pages,
+                              long offset) {
+    if (step != kNextPages) return ahead_of(b[i], k, k_tiles, kTileBytes, step);
+    return pages ? pages[k + kPagesInSplit] + offset + i * (kTileBytes / 2)
+                 : b[i + kPagesInSplit] + (long)k * kTileBytes;
+}
+
 // Rows whose sums with so many columns fit the registers.
 #if defined(PENSTOCK_AMX)
 template <int>
@@ -75,6 +86,13 @@ INLINE void fetch_ahead(const uint8_t *from, int64_t bytes) {
 #else
     fetch_near(from, bytes);
 #endif
+}
+
+INLINE void fetch_next(const uint8_t *from, int64_t bytes, long step) {
+    if (step == kNextPages)
+        fetch_far(from, bytes);
+    else
+        fetch_ahead(from, bytes);
 }
 
 }  // namespace
