@@ -59,7 +59,7 @@ void Program::divide(Division &division) {
         }
     }
     if (threads_ == 1) return;
-    // Where one key head of a row of one token is more than its part of all the work, its splits are items of their own. Such rows are
+    // Where one key head of a row of one tile is more than its part of all the work, its splits are items of their own. Such rows are
     // fewer than 4 threads_ / kv_heads.
     int part = 0;
     const size_t whole = division.items.size();

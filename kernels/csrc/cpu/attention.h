@@ -349,10 +349,9 @@ INLINE void find_pages(const AttentionArgs &args, const AttentionItem &item, int
 
 // Into the places a split behind those of `page`: what is asked for while a page is multiplied, its keys with the keys and its values with
 // the values. One after the other: an AMD processor forgets what it is asked for all at once. Keys and values of a whole split are so far
-// ahead where two splits fit the second cache, and else some pages.
-SEPARATE void ask_for_pages(const Heads &heads, int pages, const uint8_t *const *following, const uint8_t **page) {
-    const bool is_small = heads.head_bytes * kPagesInSplit <= kMostAhead;
-    const int lead = is_small || pages < kMostTiles ? pages : kMostTiles;
+// ahead where two splits fit the second cache and the next one's pages are known (`is_whole`), and else some pages.
+SEPARATE void ask_for_pages(const Heads &heads, int pages, bool is_whole, const uint8_t *const *following, const uint8_t **page) {
+    const int lead = is_whole || pages < kMostTiles ? pages : kMostTiles;
     for (int i = 0; i < kPagesInSplit; i++) {
         const int beyond = i + lead - pages;
         page[kPagesInSplit + i] = beyond < 0 ? page[i + lead] : following[beyond];
@@ -420,7 +419,7 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
                 find_pages(args, item, head, pages_of(args, item, split + 1), following);
             else if (next)
                 find_pages(args, *next, next_head, pages_of(args, *next, next->split_begin), following);
-            ask_for_pages(heads, pages, following, page);
+            ask_for_pages(heads, pages, !is_choice && heads.head_bytes * kPagesInSplit <= kMostAhead, following, page);
         }
         for (int i = 0; i < pages; i += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, pages - i));
