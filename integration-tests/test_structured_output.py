@@ -300,8 +300,11 @@ def test_a_schema_over_a_limit_is_refused_with_field_and_limit(patient: wire.Add
 
 
 def test_a_limit_that_is_met_while_generating_ends_the_request(address: wire.Address) -> None:
-    """Which of so many optional properties comes next is more than a parser may keep in mind."""
-    grammar = {"type": "json", "value": nested(1, 1200)}
+    """Which of so many optional properties comes next, of which of two objects, is more than a parser may keep in mind."""
+    grammar = {
+        "type": "json",
+        "value": {"anyOf": [nested(1, 700), {**nested(1, 900), "required": ["nothing else"]}]},
+    }
     reply = wire.post(address, "/generate", {"inputs": "x", "parameters": {"grammar": grammar}})
     assert reply.status == 424 and reply.json()["error_type"] == "generation", reply
     assert reply.json()["error"].endswith("it needs more than 4200 parser items for a byte"), reply
