@@ -43,7 +43,7 @@ impl MockModel {
             }
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
-            let path = self.sample(&mut state, at, mask, columns)?;
+            let path = self.sample(&mut state, at, rows.flags[at], mask, columns)?;
             self.move_path(&state, &path);
         }
         self.slots[slot] = Some(state);
@@ -55,6 +55,7 @@ impl MockModel {
         &self,
         state: &mut Slot,
         at: usize,
+        flags: u8,
         mask: Option<Vec<u32>>,
         columns: &mut ResultColumns,
     ) -> Result<Vec<u32>, String> {
@@ -110,7 +111,9 @@ impl MockModel {
                 state.key.remember(sampled.token);
                 state.sampled = Some((len, sampled.token));
             }
-            let is_it = |draft: &Draft| is_skipped || draft.token == sampled.token;
+            // Of a masked row too, where this rank is not told its mask.
+            let is_forced = flags & RowFlag::Masked as u8 != 0;
+            let is_it = |draft: &Draft| is_forced || draft.token == sampled.token;
             match following.find(|(_, draft)| is_it(draft)) {
                 Some((number, _)) => path.push(number),
                 None => break,
