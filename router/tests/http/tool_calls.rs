@@ -159,10 +159,13 @@ impl Family {
             dictation: dictation.clone(),
             ..MockConfig::default()
         };
+        let parser = ["--tool-call-parser", if chosen.is_some() { "auto" } else { "json" }];
+        // Four formats at once on a machine that does other things as well.
+        let patient = ["--grammar-timeout-ms", "60000"];
         let served = Served::ready(Setup {
             vocabulary: vocabulary(),
             mock,
-            flags: [flags, &["--tool-call-parser", if chosen.is_some() { "auto" } else { "json" }]].concat(),
+            flags: [flags, &parser, &patient].concat(),
             chat_template: template.leak(),
             ..Setup::default()
         });

@@ -150,6 +150,7 @@ NAMES = {
     "Qwen4ExpForCausalLM": "Qwen 4",
     "Qwen4ExpForConditionalGeneration": "Qwen 4 with images",
     "RecurrentGemmaForCausalLM": "RecurrentGemma",
+    "RwkvForCausalLM": "RWKV 4",
     "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",
     "SmolVLMForConditionalGeneration": "SmolVLM",
