@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     ),
     "unsupported architecture": (
         edit_config(model_type="xlstm", architectures=["xLSTMForCausalLM"]),
-        ("xLSTMForCausalLM", "no recipe", "keeps a recurrent state"),
+        ("xLSTMForCausalLM", "no recipe", "a matrix memory"),
     ),
     "unknown architecture": (
         edit_config(model_type="nobodys", architectures=["NobodysModelForCausalLM"]),
