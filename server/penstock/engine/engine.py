@@ -89,9 +89,8 @@ class Launched:
     forward_ns: int
     sample_ns: int
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
-    unsampled: "Unsampled | Repeats | None" = (
-        None  # the model has run, and the masks for sampling are awaited
-    )
+    # The model has run, and the masks for sampling are awaited.
+    unsampled: "Unsampled | Repeats | None" = None
     accepted_R: Array | None = (
         None  # drafts, of each row that samples; None: it has none, or another stage knows
     )
@@ -470,7 +469,7 @@ class Engine:
         return launched
 
     def _take(self, launched: Launched, repeats: Repeats, masks: Masks | None) -> None:
-        """What a step in one call has sampled."""
+        """What such a step has sampled, or samples now that its masks are there."""
         began = time.perf_counter_ns()
         plan, decodes = launched.plan, repeats.decodes
         if masks is not None:
