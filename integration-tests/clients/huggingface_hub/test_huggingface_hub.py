@@ -251,18 +251,19 @@ def test_what_has_to_be_endless_ends_by_its_length_alone(client: InferenceClient
 
 def test_a_time_out_is_the_clients_own(client: InferenceClient, noticed: Noticed, url: str) -> None:
     hasty = InferenceClient(model=url, timeout=0.1)
-    with noticed(), pytest.raises((InferenceTimeoutError, OSError)):
-        hasty.text_generation(
-            "x",
-            do_sample=True,
-            seed=ENDLESS_SEED,
-            temperature=ENDLESS_TEMPERATURE,
-            max_new_tokens=ENDLESS_TOKENS,
-        )
+    for _ in noticed():
+        with pytest.raises((InferenceTimeoutError, OSError)):
+            hasty.text_generation(
+                "x",
+                do_sample=True,
+                seed=ENDLESS_SEED,
+                temperature=ENDLESS_TEMPERATURE,
+                max_new_tokens=ENDLESS_TOKENS,
+            )
 
 
 def test_a_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
-    with noticed():
+    for _ in noticed():
         client = InferenceClient(model=url)
         stream: Any = client.text_generation(
             "x",
@@ -424,5 +425,5 @@ def test_an_async_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> 
             await anext(aiter(stream))
             await stream.aclose()
 
-    with noticed():
+    for _ in noticed():
         asyncio.run(leave())

@@ -191,7 +191,7 @@ def test_a_stream_of_the_endpoint_that_is_left_is_noticed(url: str, noticed: Not
         typical_p=None,
         max_new_tokens=ENDLESS_TOKENS,
     )
-    with noticed():
+    for _ in noticed():
         stream = llm.stream("x")
         next(stream)
         stream.close()
@@ -272,7 +272,7 @@ def test_errors_of_chat_openai(url: str, guarded: Guarded, busy: Guarded, starti
 
 def test_a_stream_of_chat_openai_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
     model = chat_openai(url, max_tokens=ENDLESS_TOKENS, extra_body={"ignore_eos": True})
-    with noticed():
+    for _ in noticed():
         stream = model.stream("x")
         next(stream)
         stream.close()

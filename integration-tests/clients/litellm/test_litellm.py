@@ -146,7 +146,7 @@ def test_an_async_stream_that_is_left_is_noticed(url: str, way: str, noticed: No
         await anext(aiter(stream))
         await stream.aclose()
 
-    with noticed():
+    for _ in noticed():
         asyncio.run(leave())
 
 

@@ -207,7 +207,7 @@ def test_errors_of_openai_like(url: str, guarded: Guarded, busy: Guarded, starti
 def test_a_stream_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
     endless = {"extra_body": {"ignore_eos": True}}
     llm = openai_like(url, max_tokens=ENDLESS_TOKENS, additional_kwargs=endless)
-    with noticed():
+    for _ in noticed():
         stream: Any = llm.stream_chat(asked("x"))
         next(stream)
         stream.close()

@@ -135,7 +135,7 @@ def test_what_this_client_has_no_class_for_keeps_its_message(guarded: Guarded, s
 
 
 def test_a_stream_that_is_left_is_noticed(client: Client, noticed: Noticed) -> None:
-    with noticed():
+    for _ in noticed():
         stream = client.generate_stream(
             "x",
             do_sample=True,
@@ -199,7 +199,7 @@ def test_async(url: str, noticed: Noticed) -> None:
         assert chat.choices[0].message.content
         with pytest.raises(ValidationError, match="max_new_tokens"):
             await client.generate("x", max_new_tokens=1_000_000)
-        with noticed():
+        for _ in noticed():
             stream: Any = client.generate_stream(
                 "x",
                 do_sample=True,
