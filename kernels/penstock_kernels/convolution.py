@@ -24,7 +24,7 @@ def causal_conv(
     if usable(x_TC) and not states.exact:
         from penstock_kernels.gpu import convolution
 
-        if convolution.takes(x_TC, weight_WC, bias_C, state_PUC, states, dilation):
+        if convolution.takes(causal_conv_in_torch, x_TC, weight_WC, bias_C, state_PUC, states, dilation):
             return convolution.causal_conv(x_TC, weight_WC, bias_C, state_PUC, states, dilation)
     return causal_conv_in_torch(x_TC, weight_WC, bias_C, state_PUC, states, dilation)
 

@@ -29,7 +29,7 @@ def gated_delta_rule(
     if usable(state_PHDV) and not states.exact:
         from penstock_kernels.gpu import delta_rule
 
-        if delta_rule.takes(q_THD, v_THV, decay_TH, state_PHDV):
+        if delta_rule.takes(gated_delta_rule_in_torch, q_THD, v_THV, decay_TH, state_PHDV):
             return delta_rule.delta_rule(q_THD, k_THD, v_THV, decay_TH, beta_TH, state_PHDV, states)
     return gated_delta_rule_in_torch(q_THD, k_THD, v_THV, decay_TH, beta_TH, state_PHDV, states)
 
@@ -94,7 +94,7 @@ def channel_delta_rule(
     if usable(state_PHDV) and not states.exact:
         from penstock_kernels.gpu import delta_rule
 
-        if delta_rule.takes(q_THD, v_THV, decay_THD, state_PHDV):
+        if delta_rule.takes(channel_delta_rule_in_torch, q_THD, v_THV, decay_THD, state_PHDV):
             return delta_rule.delta_rule(q_THD, k_THD, v_THV, decay_THD, beta_TH, state_PHDV, states)
     return channel_delta_rule_in_torch(q_THD, k_THD, v_THV, decay_THD, beta_TH, state_PHDV, states)
 

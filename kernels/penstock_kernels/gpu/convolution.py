@@ -5,6 +5,8 @@ One launch for what the runs of a step give, one for the states behind them, and
 fp32. Letters beside those of the package: C channels, W width of the kernel, P places of states, U of what came before that a state holds.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,7 @@ MOST_BEFORE = 64  # numbers of a channel that a state holds
 
 
 def takes(
+    defined: Callable[..., Tensor],
     x_TC: Tensor,
     weight_WC: Tensor,
     bias_C: Tensor | None,
@@ -25,7 +28,7 @@ def takes(
     states: StateMetadata,
     dilation: int,
 ) -> bool:
-    """Whether the kernels are for these shapes, and give what torch gives of a small input of them."""
+    """Whether the kernels are for these shapes, and give what the definition gives of a small input of them."""
     width, before = len(weight_WC), state_PUC.shape[1]
     is_usual = 2 <= width <= 8 and before == dilation * (width - 1) <= MOST_BEFORE
     is_fp32 = weight_WC.dtype == torch.float32 and (bias_C is None or bias_C.dtype == torch.float32)
@@ -34,7 +37,7 @@ def takes(
     if states.runs and not states.run_columns(x_TC.device).is_whole:
         return False
     shape = (width, x_TC.shape[1], bias_C is not None, dilation, x_TC.dtype, state_PUC.dtype)
-    return agrees("causal_conv", shape, lambda: _error(*shape, x_TC.device))
+    return agrees("causal_conv", shape, lambda: _error(defined, *shape, x_TC.device))
 
 
 def causal_conv(
@@ -205,6 +208,7 @@ def _keep(
 
 
 def _error(
+    defined: Callable[..., Tensor],
     width: int,
     channels: int,
     has_bias: bool,
@@ -214,8 +218,6 @@ def _error(
     device: torch.device,
 ) -> float:
     """Of two runs, one of which is copied, and three single tokens."""
-    from penstock_kernels.convolution import causal_conv_in_torch
-
     drawn = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -225,6 +227,6 @@ def _error(
     state_PUC = normal(6, dilation * (width - 1), channels).to(state_dtype)
     step = StateMetadata(torch.tensor([2, 0, 1], device=device), [Run(3, 73, 3, 5), Run(73, 78, 4)])
     wanted_PUC = state_PUC.clone()
-    wanted = causal_conv_in_torch(*inputs, wanted_PUC, step, dilation)
+    wanted = defined(*inputs, wanted_PUC, step, dilation)
     ours = causal_conv(*inputs, state_PUC, step, dilation)
     return max(relative_error(ours, wanted), relative_error(state_PUC, wanted_PUC))

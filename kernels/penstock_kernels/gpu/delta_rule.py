@@ -8,6 +8,8 @@ multiply fp32 numbers as they are. It is also more exact, and a prompt's tokens 
 Letters beside those of the package: V numbers of a value (not the vocabulary), P places of states, S single tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -21,15 +23,17 @@ LEAST_NUMBERS, MOST_NUMBERS = 16, 256
 BLOCK_V = 8
 
 
-def takes(q_THD: Tensor, v_THV: Tensor, decay: Tensor, state_PHDV: Tensor) -> bool:
-    """Whether the kernels are for these shapes, and give what torch gives of a small input of them."""
+def takes(
+    defined: Callable[..., Tensor], q_THD: Tensor, v_THV: Tensor, decay: Tensor, state_PHDV: Tensor
+) -> bool:
+    """Whether the kernels are for these shapes, and give what the definition gives of a small input of them."""
     _, heads, size = q_THD.shape
     is_power = size & (size - 1) == 0 and LEAST_NUMBERS <= size <= MOST_NUMBERS
     is_fp32 = all(x.dtype == torch.float32 for x in (q_THD, v_THV, decay, state_PHDV))
     if not is_power or not is_fp32 or not state_PHDV[0].is_contiguous():
         return False
     shape = (heads, size, v_THV.shape[-1], decay.dim() == 3)
-    return agrees("delta_rule", shape, lambda: _error(*shape, q_THD.device))
+    return agrees("delta_rule", shape, lambda: _error(defined, *shape, q_THD.device))
 
 
 def delta_rule(
@@ -160,10 +164,15 @@ def _walk(
     tl.store(state_ptr + place * state_place + at_DV, state_DV, mask=is_real_DV)
 
 
-def _error(heads: int, size: int, values: int, has_channels: bool, device: torch.device) -> float:
+def _error(
+    defined: Callable[..., Tensor],
+    heads: int,
+    size: int,
+    values: int,
+    has_channels: bool,
+    device: torch.device,
+) -> float:
     """Of two runs, one of which is copied, and three single tokens."""
-    from penstock_kernels import delta_rule as defined
-
     drawn = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -177,7 +186,6 @@ def _error(heads: int, size: int, values: int, has_channels: bool, device: torch
     places_S = torch.tensor([2, 0, 1], device=device)
     step = StateMetadata(places_S, [Run(3, 73, 3, 5), Run(73, 78, 4)])
     wanted_PHDV = state_PHDV.clone()
-    torch_form = defined.channel_delta_rule_in_torch if has_channels else defined.gated_delta_rule_in_torch
-    wanted = torch_form(*inputs, wanted_PHDV, step)
+    wanted = defined(*inputs, wanted_PHDV, step)
     ours = delta_rule(*inputs, state_PHDV, step)
     return max(relative_error(ours, wanted), relative_error(state_PHDV, wanted_PHDV))
