@@ -251,7 +251,8 @@ def test_an_id_that_is_no_id_is_replaced(guarded: Launched, bad: str) -> None:
 
 def test_a_client_that_leaves_is_told_of_as_dropped(guarded: Launched) -> None:
     body = {"prompt": "and then", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with socket.create_connection((guarded.address.host, guarded.address.port), timeout=20) as connection:
+    at = (guarded.address.host, guarded.address.port)
+    with guarded.slow_worker(), socket.create_connection(at, timeout=20) as connection:
         payload = json.dumps(body)
         connection.sendall(
             f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"

@@ -202,8 +202,9 @@ def test_tokens_arrive_while_the_rest_is_computed(server: Launched) -> None:
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith(b"data: ")
-        running = server.metrics().value("tgi_batch_current_size")
+        with server.slow_worker():
+            assert process.stdout.readline().startswith(b"data: ")
+            running = server.metrics().value("tgi_batch_current_size")
         process.stdout.read()
     assert running >= 1, "the first event came only when everything was done"
 

@@ -234,7 +234,7 @@ def test_a_prompt_that_another_request_holds_in_part_of_a_block_is_copied(counte
     assert length % 16 > 1, "its last block is filled in part"
     first = {"prompt": prompt, "max_tokens": 1800, "ignore_eos": True, "stream": True, "temperature": 0}
     second = {**first, "max_tokens": 20, "stream": False}
-    with wire.Events(counted.address, "/v1/completions", first) as events:
+    with counted.slow_worker(), wire.Events(counted.address, "/v1/completions", first) as events:
         started = iter(events)
         next(started)
         forked = wire.post(counted.address, "/v1/completions", second).json()["choices"]

@@ -118,7 +118,7 @@ def test_a_request_is_one_trace_under_its_callers_span(traced: Launched, collect
 
 def test_a_step_of_several_requests_links_to_each(traced: Launched, collector: Collector) -> None:
     before = {span["trace"] for span in collector.spans()}
-    with ExitStack() as streams:
+    with traced.slow_worker(), ExitStack() as streams:
         for number in range(3):
             ask = complete(f"{number} hats", 1_900)
             next(iter(streams.enter_context(begin(traced.address, ask))))
