@@ -1,8 +1,8 @@
 """What a grammar costs: tokens per second of constrained texts against free ones of the same length, in turns in one run.
 
-    .venv/bin/python benchmarks/structured.py [--rounds 5] [--tokens 128] [--batches 1 8 32]
+    .venv/bin/python benchmarks/structured.py [--rounds 5] [--tokens 128] [--batches 1 8 32] [--model-id FOLDER]
 
-The shipped model in its own dtype over HTTP, so many requests at once, each with a prompt of its own; greedy. The grammars
+The shipped model, or another, in its own dtype over HTTP, so many requests at once, each with a prompt of its own; greedy. The grammars
 go on for longer than the texts: a JSON schema of a long list of objects, and a regular expression of words. Also half of
 the requests constrained, beside the other half: what the free ones lose.
 """
@@ -14,9 +14,11 @@ import re
 import statistics
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from running_server import Server, penstock, processor, spread
+from throughput import SHIPPED
 
 PERSON = {
     "type": "object",
@@ -72,9 +74,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--model-id", default=str(SHIPPED))
     arguments = parser.parse_args()
-    print(f"{processor()}; tokens per second, {arguments.tokens} tokens each")
-    with penstock() as server:
+    print(f"{processor()}; {Path(arguments.model_id).name}; tokens per second, {arguments.tokens} tokens each")
+    with penstock("--model-id", arguments.model_id) as server:
         for batch in arguments.batches:
             mixes = {kind: [kind] * batch for kind in GRAMMARS}
             if batch > 1:
