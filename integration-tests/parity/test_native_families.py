@@ -29,6 +29,7 @@ from penstock.models.recorder import unknown_choice
 from penstock.parallel.group import ALONE
 from penstock_kernels import cpu_engine, tensors
 from penstock_kernels.cpu_engine import NoCpuEngine
+from penstock_kernels.program import Kind
 
 try:
     SETS = cpu_engine.instruction_sets()
@@ -254,6 +255,49 @@ def test_a_token_is_the_same_to_the_last_bit(family: str, quantize: str, cached:
     begins = {"state_source": 2} if driver.has_state else {}
     driver.step([row(9, sequence[48:], 48, shared, start=begins)])
     assert torch.equal(driver.last_logits()[0], whole_TV[LENGTH - 1])
+
+
+@pytest.mark.parametrize("quantize", ["", "int8"])
+@pytest.mark.parametrize("family", ["Gemma 3n", "Gemma 4 E2B, E4B"])
+def test_layers_without_keys_of_their_own_compute_what_is_asked_for(
+    family: str, quantize: str, tmp_path: Path
+) -> None:
+    """Pieces of prompts that nobody asks anything of, prompts, a decode, drafts and logits of a prompt, in one step and in any order."""
+    from client import row
+
+    config = FAMILIES[family]
+    sequence = ids(vocabulary_of(config), 1)
+    driver = driver_of(make(tmp_path, config), quantize=quantize)
+    assert any(one.kind == Kind.NARROW for one in driver.engine.native.program.body)
+    whole_TV = whole(driver, sequence)
+    places = {slot: list(range(8 * slot, 8 * slot + 7)) for slot in range(1, 6)}
+
+    def piece(slot: int, begin: int, end: int, **choices: Any) -> dict[str, Any]:
+        start: dict[str, Any] | None = None if begin else {}
+        blocks = [] if begin else places[slot]
+        return row(slot, sequence[begin:end], begin, blocks, start=start, **choices)
+
+    # Of nothing but pieces: no hidden state is asked for.
+    driver.step([piece(1, 0, 17, sample=False), piece(2, 0, 40, sample=False)])
+    driver.step(
+        [
+            piece(3, 0, 33, sample=False),
+            piece(1, 17, 51),
+            piece(4, 0, 20, sample=False, targets=[1] * 20),
+            piece(2, 40, 41),
+            piece(5, 0, 1),
+        ]
+    )
+    made_SV = torch.cat(driver.logits)
+    expected = [50, 40, 0, *range(20)]
+    assert len(made_SV) == len(expected)
+    for logits_V, position in zip(made_SV, expected, strict=True):
+        assert torch.equal(logits_V, whole_TV[position]), position
+    # What the pieces wrote is there for those behind them; and drafts are verified behind a piece.
+    driver.step([piece(3, 33, 60), piece(1, 51, 52, drafts=sequence[52:55]), piece(4, 20, 30, sample=False)])
+    made_SV = torch.cat(driver.logits)
+    for logits_V, position in zip(made_SV, [59, 51, 52, 53, 54], strict=True):
+        assert torch.equal(logits_V, whole_TV[position]), position
 
 
 # DeepSeek: the first splits have most of their keys chosen and are read where they are, the last ones are copied. MiniMax: blocks of whole

@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 17
+ABI = 18
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -121,6 +121,7 @@ class CStep(Structure):
         ("moved", c_void_p),
         ("moves", c_int64),
         ("encoded", c_void_p),
+        ("wanted", c_void_p),
     ]
 
 
@@ -342,13 +343,15 @@ class CpuProgram:
         moved_M3: I64 = NO_MOVES,
         places_R: I64 | None = None,
         encoded_S: I64 | None = None,
+        wanted_R: I64 | None = None,
     ) -> None:
         """Runs the body over a step of R rows: `counts` tokens of the sequences in `slots`, from position `first` on.
         pages (tables, slots, blocks): the page of each block. places: where the states of the row's slot are; None: at the slot's number.
         saves: (row, tokens, place), ascending by the first two: behind so many of the row's tokens its states are copied to that place. positions: of every token, where some rows are trees of drafts, in which it is less
         than its place in the row; moved: (token, position, place), ascending: what a token of a tree reads for a position that
         the cache has at another place of the row. encoded: of an encoder-decoder, tokens that each slot's encoder has read; positions are the
-        sequence's, of which the decoder's begin behind whole blocks of them. Raises RankLost."""
+        sequence's, of which the decoder's begin behind whole blocks of them. wanted: of how many of a row's last tokens hidden states are read;
+        None: of all. Raises RankLost."""
         places_R = slots_R if places_R is None else places_R
         columns = (ids_T, slots_R, places_R, first_R, counts_R, pages, saves_C3, moved_M3)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
@@ -360,7 +363,13 @@ class CpuProgram:
         shape = pages.shape[1], pages.shape[2]
         trees = (positions, moved, len(moved_M3))
         encoded = None if encoded_S is None else address(encoded_S)
-        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees, encoded)
+        wanted = None
+        if wanted_R is not None:
+            assert (
+                wanted_R.dtype == np.int64 and wanted_R.shape == slots_R.shape and wanted_R.flags.c_contiguous
+            )
+            wanted = address(wanted_R)
+        step = CStep(len(slots_R), len(ids_T), *at, *shape, saves, len(saves_C3), *trees, encoded, wanted)
         succeeded(self._library.penstock_cpu_step(self._handle, step))
 
     def read(self, ids_U: I64, slots_R: I64, counts_R: I64, pages: I64) -> None:
@@ -370,7 +379,9 @@ class CpuProgram:
         columns = (ids_U, slots_R, slots_R, first_R, counts_R, pages)  # no states: their places are not read
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         shape = pages.shape[1], pages.shape[2]
-        step = CStep(len(slots_R), len(ids_U), *map(address, columns), *shape, None, 0, None, None, 0, None)
+        step = CStep(
+            len(slots_R), len(ids_U), *map(address, columns), *shape, None, 0, None, None, 0, None, None
+        )
         succeeded(self._library.penstock_cpu_read(self._handle, step))
 
     def move(self, sources_BM: I64, targets_BM: I64) -> None:
@@ -473,7 +484,9 @@ class Decodes:
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
         encoded = None if encoded_S is None else address(encoded_S)
-        self._step = CStep(rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0, encoded)
+        self._step = CStep(
+            rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0, encoded, None
+        )
         summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
         outputs = tuple(map(address, summary))
         shape = (*rows_at(logits_RV), logits_RV.shape[1])

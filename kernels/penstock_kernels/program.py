@@ -63,6 +63,7 @@ class Kind(IntEnum):
     CHOOSE_FOR_HEADS = 35
     MIX_TOKENS = 36
     WEIGH_VALUES = 37
+    NARROW = 38
 
 
 class Norm(IntEnum):

@@ -99,6 +99,7 @@ class Bench:
         saves: list[tuple[int, int, int]] | None = None,
         slots: list[int] | None = None,
         places: list[int] | None = None,
+        wanted: list[int] | None = None,
     ) -> TorchProgram:
         """A step of these tokens, in rows of `counts` that begin at `first`, in slots 0, 1, ..., whose states are at `places`."""
         if not hasattr(self, "made"):
@@ -116,7 +117,10 @@ class Bench:
         slots_R, first_R, counts_R = (np.array(column, np.int64) for column in columns)
         copies = np.array(saves or [], np.int64).reshape(-1, 3)
         of_states = None if places is None else np.array(places, np.int64)
-        self.made.step(np.array(ids, np.int64), slots_R, first_R, counts_R, pages, copies, places_R=of_states)
+        of_rows = {} if wanted is None else {"wanted_R": np.array(wanted, np.int64)}
+        self.made.step(
+            np.array(ids, np.int64), slots_R, first_R, counts_R, pages, copies, places_R=of_states, **of_rows
+        )
         return self.made
 
 

@@ -128,3 +128,41 @@ def test_streams_that_are_not_there_are_refused() -> None:
         broken.program.body.append(operation)
         with pytest.raises(ValueError, match="residual streams that this library does not know"):
             broken.run([0])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_behind_a_narrowed_buffer_is_computed_of_wanted_tokens(name: str) -> None:
+    table = random(320, 48)
+    bench = Bench(name, table)
+    (held,) = parts(bench, 48)
+    bench.add(Kind.NARROW, bench.x, bench.x)
+    bench.add(Kind.NARROW, held, held)
+    bench.add(Kind.NORM, held, bench.x, columns=48, accumulate=True, scale=2.0)
+    counts = [3, 1, 100, 7, 1, 60]
+    tokens = list(range(sum(counts)))
+    exact_TE = 3 * table[: len(tokens)].bfloat16().float()
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    for wanted in (None, counts, [1] * 6, [0] * 6, [0, 1, 0, 7, 0, 1], [3, 0, 99, 0, 1, 60]):
+        made = bench.run(tokens, counts, wanted=wanted)
+        x_TE = made.rows(bench.x, len(tokens))
+        for end, count in zip(ends, wanted or counts, strict=True):
+            assert torch.equal(x_TE[end - count : end], exact_TE[end - count : end])
+    for wanted in ([4, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0]):
+        with pytest.raises(RuntimeError, match="a row wants tokens that it has not"):
+            bench.run(tokens, counts, wanted=wanted)
+
+
+def test_a_body_is_narrowed_where_nothing_is_kept_behind() -> None:
+    bench = Bench(SETS[0], random(320, 48))
+    bench.add(Kind.NARROW, bench.x, bench.x)
+    with pytest.raises(ValueError, match="layers that every token needs"):
+        bench.run([0])
+    bench = Bench(SETS[0], random(320, 48))
+    bench.add(Kind.NARROW, bench.rounded(), bench.x)
+    with pytest.raises(ValueError, match="a buffer of fp32"):
+        bench.run([0])
+    bench = Bench(SETS[0], random(320, 48))
+    bench.add(Kind.NARROW, bench.x, bench.x)
+    bench.add(Kind.GATHER, bench.x, bench.x)
+    with pytest.raises(ValueError, match="layers that every token needs"):
+        bench.run([0])

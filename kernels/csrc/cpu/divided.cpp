@@ -88,7 +88,7 @@ void Program::head_of_ranks(int64_t rows, float *target, int64_t target_stride) 
     Buffer &out = buffers_[static_cast<size_t>(head_.back().target)];
     const int64_t stride = round_up(out.width, 16);
     out.external = ranks_->memory(ranks_->rank()) + places_.logits, out.row_bytes = stride * 4;
-    run(head_, rows);
+    run(head_, 0, head_.size(), rows);
     meet();
     met_at_head_ = ranks_->met();
     if (ranks_->rank() != 0) return;

@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 17 };
+enum { PENSTOCK_CPU_ABI = 18 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -145,6 +145,8 @@ enum penstock_kind {
     PENSTOCK_WEIGH_VALUES = 37,  // target, of bf16, = sigmoid(`third`) times the mean of what `second` had so far, by e to the source's keys, of
                                  // `columns` numbers: norm_weight is added to a key with each token that follows, and `bias` to the
                                  // token's own. State 1 is (3, columns)
+    PENSTOCK_NARROW = 38,  // of the body: what is behind reads the source, which is the target, too, of fp32, of wanted tokens alone (see
+                           // penstock_step). One behind the other of all that it reads. It writes no cache and no state
 };
 
 // Residual streams of a model.
@@ -309,6 +311,8 @@ typedef struct {
     // Of an encoder-decoder, (max_slots,): tokens that each slot's encoder has read. They are at the first positions of its sequence, in
     // whole blocks, and the decoder's part, whose positions count from 0 for operations, is behind these. Null: of a decoder.
     const int64_t *encoded;
+    // (rows,): of how many of the row's last tokens the body's hidden states are read; what the others have then is anything. Null: of all.
+    const int64_t *wanted;
 } penstock_step;
 
 // How a token is chosen of a row of logits. `first_...` are places in the lists of penstock_draws, and the number behind it says how

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <numeric>
 #include <stdexcept>
@@ -68,6 +69,7 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         if (buffer.rows < 1) throw wrong("a buffer without rows");
         buffers_.push_back(made);
     }
+    take_narrowed();
     check(encoder_, false);
     check(body_, false);
     check(head_, true);
@@ -153,6 +155,34 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
             if (!may_be_own(operation, target)) target.own_offset = -1;
         }
     caches_.resize(static_cast<size_t>(layers));
+}
+
+// NARROW computes nothing: it says where the body is cut.
+void Program::take_narrowed() {
+    const auto narrows = [](const penstock_operation &operation) { return operation.kind == PENSTOCK_NARROW; };
+    const auto begin = std::find_if(body_.begin(), body_.end(), narrows);
+    const auto end = std::find_if_not(begin, body_.end(), narrows);
+    tail_ = static_cast<size_t>(begin - body_.begin());
+    if (begin == end) return;
+    for (auto at = begin; at != end; ++at) {
+        if (at->source < 0 || at->source >= static_cast<int>(buffers_.size()) || at->source != at->target ||
+            buffers_[static_cast<size_t>(at->source)].layout != PENSTOCK_F32 ||
+            buffers_[static_cast<size_t>(at->source)].per_token != 1)
+            throw wrong("what is narrowed is a buffer of fp32");
+        narrowed_.push_back(at->source);
+    }
+    const auto needs_all = [](const penstock_operation &operation) {
+        switch (operation.kind) {
+            case PENSTOCK_NORM: case PENSTOCK_LINEAR: case PENSTOCK_ATTENTION: case PENSTOCK_QUANTIZE: case PENSTOCK_OPEN:
+            case PENSTOCK_PREDICT: case PENSTOCK_CORRECT: case PENSTOCK_MATCH: case PENSTOCK_SPARSE_GATE:
+                return false;
+            default:
+                return operation.kind != PENSTOCK_WRITE_KV || operation.values != PENSTOCK_VALUES_NONE;
+        }
+    };
+    if (!encoder_.empty() || end == body_.end() || std::any_of(end, body_.end(), needs_all))
+        throw wrong("behind what is narrowed are layers that every token needs");
+    body_.erase(begin, end);
 }
 
 // Whether few rows of the target may be computed by every thread for itself: it is only read as a product's source, or
@@ -270,6 +300,8 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
         grouped_.active.assign(static_cast<size_t>(experts_), 0);
     }
     reserve_rows();
+    for (std::vector<int64_t> *column : {&wanted_slots_, &wanted_first_, &wanted_counts_})
+        if (!narrowed_.empty()) column->reserve(static_cast<size_t>(tokens));
     if (has_states_) state_rows_.reserve(static_cast<size_t>(tokens));
     if (!head_.empty()) {
         const int64_t width = buffers_[static_cast<size_t>(head_.back().target)].width;
@@ -352,17 +384,64 @@ void Program::pass(const std::vector<penstock_operation> &operations, const pens
         throw wrong("a step that does not say what encoders have read");
     if (step.tokens < 1 || step.tokens > most_tokens_ || step.rows > step.tokens)
         throw wrong("a step of more tokens than were reserved");
+    bool is_cut = false;
+    // Paths of trees name tokens of the whole step: such a step is not cut.
+    if (!is_encoder && !narrowed_.empty() && step.wanted && !step.positions)
+        for (int64_t row = 0; row < step.rows; row++) {
+            if (step.wanted[row] < 0 || step.wanted[row] > step.counts[row]) throw wrong("a row wants tokens that it has not");
+            is_cut |= step.wanted[row] < step.counts[row];
+        }
+    note(step, is_encoder);
+    if (has_states_) note_states(step);
+    if (reductions_ > 0) place_shared();
+    now_ = &step;
+    run(operations, 0, is_cut ? tail_ : operations.size(), step.tokens);
+    if (is_cut && !is_lost_) pass_wanted(step);
+    now_ = nullptr;
+    if (is_lost_) throw_lost();
+}
+
+void Program::note(const penstock_step &step, bool is_encoder) {
     note_rows(step);
     note_seen(step);
-    if (has_states_) note_states(step);
-    now_ = &step;
     for (Division &division : divisions_)
         if ((division.sees == PENSTOCK_SEES_ROW) == is_encoder) divide(division);
     note_choices(step);
-    if (reductions_ > 0) place_shared();
-    run(operations, step.tokens);
-    now_ = nullptr;
-    if (is_lost_) throw_lost();
+}
+
+void Program::pass_wanted(const penstock_step &step) {
+    for (std::vector<int64_t> *column : {&wanted_slots_, &wanted_first_, &wanted_counts_}) column->clear();
+    int64_t tokens = 0, end = 0;
+    for (int64_t row = 0; row < step.rows; row++) {
+        const int64_t wanted = step.wanted[row];
+        end += step.counts[row];
+        if (wanted == 0) continue;
+        for (const int buffer : narrowed_) move_rows(buffer, end - wanted, tokens, wanted);
+        wanted_slots_.push_back(step.slots[row]);
+        wanted_first_.push_back(step.first[row] + step.counts[row] - wanted);
+        wanted_counts_.push_back(wanted);
+        tokens += wanted;
+    }
+    if (tokens == 0) return;
+    penstock_step narrow = {};
+    narrow.rows = static_cast<int64_t>(wanted_slots_.size()), narrow.tokens = tokens;
+    narrow.slots = wanted_slots_.data(), narrow.first = wanted_first_.data(), narrow.counts = wanted_counts_.data();
+    narrow.pages = step.pages, narrow.max_slots = step.max_slots, narrow.width = step.width;
+    note(narrow, false);
+    now_ = &narrow;
+    run(body_, tail_, body_.size(), tokens);
+    // Hidden states to where the step has their tokens: from the last on, since none is moved ahead.
+    for (int64_t row = step.rows - 1; row >= 0; row--) {
+        tokens -= step.wanted[row];
+        move_rows(0, tokens, end - step.wanted[row], step.wanted[row]);
+        end -= step.counts[row];
+    }
+}
+
+void Program::move_rows(int number, int64_t from, int64_t to, int64_t count) {
+    const Buffer &buffer = buffers_[static_cast<size_t>(number)];
+    uint8_t *begin = memory_.begin() + buffer.offset;
+    std::memmove(begin + to * buffer.row_bytes, begin + from * buffer.row_bytes, static_cast<size_t>(count * buffer.row_bytes));
 }
 
 void Program::note_rows(const penstock_step &step) {
@@ -484,7 +563,7 @@ void Program::head(const float *source, int64_t source_stride, int64_t rows, flo
     in.external = reinterpret_cast<uint8_t *>(const_cast<float *>(source)), in.row_bytes = source_stride * 4;
     if (ranks_) return head_of_ranks(rows, target, target_stride);
     out.external = reinterpret_cast<uint8_t *>(target), out.row_bytes = target_stride * 4;
-    run(head_, rows);
+    run(head_, 0, head_.size(), rows);
 }
 
 void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks,
@@ -569,30 +648,30 @@ void Program::draw(const float *logits, int64_t stride, int64_t columns, const p
         &call);
 }
 
-void Program::run(const std::vector<penstock_operation> &operations, int64_t rows) {
+void Program::run(const std::vector<penstock_operation> &operations, size_t begin, size_t end, int64_t rows) {
     struct Call {
         Program *program;
         const std::vector<penstock_operation> *operations;
+        size_t begin, end;
         int64_t rows;
-    } call = {this, &operations, rows};
+    } call = {this, &operations, begin, end, rows};
     team_.run(
         threads_,
         [](void *context, int member) {
             const Call &call = *static_cast<Call *>(context);
-            call.program->execute(*call.operations, call.rows, member);
+            call.program->execute(*call.operations, call.begin, call.end, call.rows, member);
         },
         &call);
 }
 
-void Program::execute(const std::vector<penstock_operation> &operations, int64_t rows, int member) {
+void Program::execute(const std::vector<penstock_operation> &operations, size_t begin, size_t end, int64_t rows, int member) {
     // The call is on the caller's stack, and gone once the last barrier is passed: nothing below reads it.
     kernels_.begin();
-    const size_t count = operations.size();
     // What others may still read for themselves: whoever writes it waits for them.
     int being_read[kReadAtOnce], readers = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = begin; i < end; i++) {
         const penstock_operation &operation = operations[i];
-        bool last = i + 1 == count;
+        bool last = i + 1 == end;
         if (std::find(being_read, being_read + readers, operation.target) != being_read + readers ||
             readers == kReadAtOnce) {
             team_.barrier();

@@ -196,10 +196,18 @@ private:
     void divide(Division &division);
     // Of a table, as attention that sees so much has them.
     const Row *rows_that_see(penstock_sees sees, int table) const;
+    void take_narrowed();
     void pass(const std::vector<penstock_operation> &operations, const penstock_step &step, bool is_encoder);
+    // What operations read of a step's rows.
+    void note(const penstock_step &step, bool is_encoder);
+    // The body from tail_ on, of wanted tokens alone.
+    void pass_wanted(const penstock_step &step);
+    // Rows of a buffer of fp32 from one token to another.
+    void move_rows(int buffer, int64_t from, int64_t to, int64_t count);
     uint8_t *at(int buffer, int member, int64_t rows) const;
-    void run(const std::vector<penstock_operation> &operations, int64_t rows);
-    void execute(const std::vector<penstock_operation> &operations, int64_t rows, int member);
+    // Operations from `begin` up to `end`.
+    void run(const std::vector<penstock_operation> &operations, size_t begin, size_t end, int64_t rows);
+    void execute(const std::vector<penstock_operation> &operations, size_t begin, size_t end, int64_t rows, int member);
     // Whether what follows must wait for all threads.
     bool compute(const penstock_operation &operation, int64_t rows, int member);
     void attend(const penstock_operation &operation, const Work &work);
@@ -226,6 +234,9 @@ private:
     const Kernels &kernels_;
     std::vector<Buffer> buffers_;
     std::vector<penstock_operation> encoder_, body_, head_;
+    // From here on the body needs wanted tokens alone, and of these the rows of `narrowed_`. Without such operations its end.
+    size_t tail_ = 0;
+    std::vector<int> narrowed_;
     std::vector<Division> divisions_;
     std::vector<Choice> choices_;
     std::vector<LayerCache> caches_;
@@ -247,6 +258,7 @@ private:
     int64_t row_count_ = 0;
     std::vector<StateRow> state_rows_;
     std::vector<int32_t> token_rows_, token_positions_, token_places_;
+    std::vector<int64_t> wanted_slots_, wanted_first_, wanted_counts_;
     Grouped grouped_;
     std::vector<Summary> summaries_;
     // Where the model is divided over ranks.

@@ -126,7 +126,7 @@ class DraftModel:
         if isinstance(self.model, NativeDecoder):
             tokens = fed_at_once(limits.max_slots, limits.max_step_tokens)
             self.model.reserve(tokens, limits.max_slots, limits.max_sequence_tokens)
-            self._steps = NativeSteps(slots)
+            self._steps = NativeSteps(slots, self.model.narrows)
         else:
             zero_row = self.cache.zero_row
             where = (self.model, slots, zero_row, self.dtype, self.device, self.is_exact)

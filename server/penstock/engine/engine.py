@@ -297,7 +297,9 @@ class Engine:
         if self.native is not None:
             limits = self.limits
             self.native.reserve(limits.max_step_tokens, len(self._logits_SV), limits.max_sequence_tokens)
-            return NativeEncoderDecoderSteps(self.slots) if self.has_encoder else NativeSteps(self.slots)
+            if self.has_encoder:
+                return NativeEncoderDecoderSteps(self.slots)
+            return NativeSteps(self.slots, self.native.narrows)
         from penstock.engine.decoder_steps import DecoderSteps
         from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
 

@@ -51,8 +51,9 @@ class Repeats:
 class NativeSteps:
     """Makes the steps of one model from plans that `SlotTable.apply` has accepted."""
 
-    def __init__(self, slots: SlotTable) -> None:
-        self.slots = slots
+    def __init__(self, slots: SlotTable, narrows: bool) -> None:
+        """`narrows`: whether the model can leave out tokens whose hidden states nobody reads."""
+        self.slots, self.narrows = slots, narrows
         self._last: tuple[LogitsIndices, NativeStep] | None = None
 
     def clear(self) -> None:
@@ -112,7 +113,16 @@ class NativeSteps:
             saves_C3=saves,
             positions_T=positions_T,
             moved_M3=moved_M3,
+            wanted_R=wanted_of(plan, sample_rows, behind) if self.narrows else None,
         )
+
+
+def wanted_of(plan: Plan, sample_rows: I64, behind: I64) -> I64 | None:
+    """Of how many of each row's last tokens logits are made; None: of all."""
+    counts = plan.counts
+    wanted_R = np.where(plan.flags & PROMPT_LOGPROBS, counts, 0).astype(np.int64)
+    np.maximum.at(wanted_R, sample_rows, behind + 1)
+    return None if np.array_equal(wanted_R, counts) else wanted_R
 
 
 def places_of(slots_R: I64, table: SlotTable) -> I64:

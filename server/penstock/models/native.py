@@ -56,6 +56,7 @@ class NativeStep:
     saves_C3: I64  # (row, tokens, place): where states are copied to
     positions_T: I64 | None  # of trees of drafts, as `CpuProgram.step` has it; None: no row is one
     moved_M3: I64
+    wanted_R: I64 | None = None  # of how many of a row's last tokens hidden states are read; None: of all
 
 
 class NativeModel:
@@ -111,6 +112,11 @@ class NativeModel:
 
     def _give_tables(self, longest: int) -> None:
         """To operations that read some, which sequences of that length need."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether its last layers are computed for the tokens alone whose hidden states somebody reads."""
+        return any(operation.kind == Kind.NARROW for operation in self.program.body)
 
     @property
     def weight_formats(self) -> str:
@@ -295,7 +301,7 @@ class NativeDecoder(NativeModel):
         return self._views
 
     def forward(self, step: NativeStep, caches: list[LayerCache], given_TE: None = None) -> F32:
-        """Hidden states (T, E) in fp32, which the next step overwrites."""
+        """Hidden states (T, E) in fp32, which the next step overwrites. Of tokens that nobody wants they are anything."""
         if caches is not self._bound:
             config = self.config
             of_layers = caches
@@ -313,7 +319,14 @@ class NativeDecoder(NativeModel):
         rows = (step.slots_R, step.first_R, step.counts_R)
         with _named():
             self._runs.step(
-                ids_T, *rows, step.pages, step.saves_C3, step.positions_T, step.moved_M3, step.places_R
+                ids_T,
+                *rows,
+                step.pages,
+                step.saves_C3,
+                step.positions_T,
+                step.moved_M3,
+                step.places_R,
+                wanted_R=step.wanted_R,
             )
         return self._runs.rows(0, len(ids_T))
 

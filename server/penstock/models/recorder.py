@@ -139,6 +139,18 @@ def record(decoder: Decoder) -> Recording:
     return in_numpy(_Recorder(decoder).record())
 
 
+def tail_of(decoder: Decoder) -> int:
+    """The first of the layers at the end that only read what earlier ones have cached (Gemma 3n and 4), and so tell later tokens nothing."""
+    tail = len(decoder.layers)
+    for layer in reversed(decoder.layers):
+        attention = layer.attention
+        reads = isinstance(attention, Attention) and not attention.writes and attention.indexer is None
+        if not reads or not isinstance(layer.feed_forward, FeedForward) or layer.beside is not None:
+            break
+        tail -= 1
+    return tail
+
+
 class _Recorder:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -159,6 +171,7 @@ class _Recorder:
         self.for_layers = -1  # what layers get of each token, where they do
         streams = self.config.streams
         self.streams = None if streams is None else StreamsRecorder(self.writer, streams.count)
+        self.tail = tail_of(decoder) if self.group.size == 1 else len(decoder.layers)
         hyper = self.config.hyper
         self.hyper = None if hyper is None else HyperRecorder(self.writer, hyper)
 
@@ -168,6 +181,8 @@ class _Recorder:
         if self.streams is not None and ends is not None:
             self.streams.split(ends)
             for index, layer in enumerate(self.decoder.layers):
+                if index == self.tail:
+                    self._narrow(self.streams.streams)
                 self._streamed(index, layer, self.streams)
             self.streams.join(ends)
         elif self.hyper is not None:
@@ -177,11 +192,19 @@ class _Recorder:
             self.hyper.join(self.decoder.ends.hyper)
         else:
             for index, layer in enumerate(self.decoder.layers):
+                if index == self.tail:
+                    self._narrow(self.x)
                 self._layer(index, layer)
                 self._behind(index, layer)
         self.writer.operations = self.writer.made.program.head
         self._head()
         return self.writer.made
+
+    def _narrow(self, residual: int) -> None:
+        """What follows is computed for the tokens alone whose logits somebody wants."""
+        for buffer in (residual, self.for_layers):
+            if buffer >= 0:
+                self.writer.add(Kind.NARROW, buffer, buffer)
 
     def _embed(self) -> None:
         config, ends = self.config, self.decoder.ends
