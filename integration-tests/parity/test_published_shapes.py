@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from test_quoted_configs import QUOTED
 
 from penstock.models.architectures import RECIPES
 from penstock.models.config import DecoderConfig
@@ -17,6 +18,8 @@ from penstock.models.recipes import read_config
 
 # Of a model_type: what its published config.json says beside the class's defaults.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    # dots.llm1.inst, as another project's test quotes it: the class says nothing of its experts.
+    "dots1": QUOTED["dots.llm1"].text,
     # GLM-4.5 to 4.7, as tests of rtp-llm cite them: the class's head_dim is a width over heads, which no published one has.
     "glm4_moe": {"head_dim": 128},
     # Qwen/Qwen3.8-Flash-Next, as other projects cite it (see the recipe).
@@ -35,7 +38,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 # Those whose class states no shape that could be read.
 WITHOUT = {
-    "dots1": "the class says nothing of its experts, and no published config.json was found",
     "glm4v_moe": "its text is glm4_moe",
     "llama4": "its text is llama4_text",
     "qwen4_exp": "its text is qwen4_exp_text",

@@ -1,0 +1,512 @@
+"""Published config.json files, as other projects quote them in tests and documents: the recipe reads each, with the sizes that it says.
+
+Found on 2026-11-27 by searching public repositories for a model_type. Published files themselves were not at hand, and a quotation may leave
+out keys: `of_class` says which of them come from transformers' class then. What is beside each is all that was found of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from penstock.models.config import DecoderConfig
+from penstock.models.recipes import read_config
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """Of a published config.json. `architecture` and `model_type` are the file's own, where the text model is in a part of it."""
+
+    model_type: str
+    architecture: str
+    text: dict[str, Any]
+    of_class: tuple[str, ...] = ()
+    is_part: bool = False
+
+
+SPARSE = [0] * 3 + [1] * 57  # layers of MiniMax M3
+KDA = [at for at in range(1, 27) if at % 4]
+QUOTED: dict[str, Quoted] = {
+    # A Rust server's test of "a trimmed dots.llm1.inst config".
+    "dots.llm1": Quoted(
+        "dots1",
+        "Dots1ForCausalLM",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 62,
+            "intermediate_size": 10944,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-05,
+            "vocab_size": 152064,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "max_position_embeddings": 32768,
+            "rope_theta": 10000000,
+            "scoring_func": "sigmoid",
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    # Tests of a Go library and of an evaluation tool, which agree but for the positions (196,608 and 204,800).
+    "MiniMax M2": Quoted(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        {
+            "vocab_size": 200064,
+            "hidden_size": 3072,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 196608,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "use_mtp": True,
+            "num_mtp_modules": 3,
+            "mtp_transformer_layers": 1,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "rotary_dim": 64,
+            "rope_theta": 5000000,
+            "attn_type_list": [1] * 62,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+        },
+    ),
+    # Four tests of converters and servers, which agree; two of an article that explains the file.
+    "MiniMax M3": Quoted(
+        "minimax_m3_vl",
+        "MiniMaxM3SparseForConditionalGeneration",
+        {
+            "hidden_size": 6144,
+            "intermediate_size": 3072,
+            "dense_intermediate_size": 12288,
+            "shared_intermediate_size": 3072,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "vocab_size": 200064,
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-6,
+            "use_gemma_norm": True,
+            "rope_theta": 5000000,
+            "rotary_dim": 64,
+            "partial_rotary_factor": 0.5,
+            "hidden_act": "swigluoai",
+            "use_qk_norm": True,
+            "qk_norm_type": "per_head",
+            "tie_word_embeddings": False,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "routed_scaling_factor": 2.0,
+            "moe_layer_freq": SPARSE,
+            "sparse_attention_config": {
+                "use_sparse_attention": True,
+                "sparse_index_dim": 128,
+                "sparse_num_index_heads": 4,
+                "sparse_topk_blocks": 16,
+                "sparse_block_size": 128,
+                "sparse_score_type": "max",
+                "sparse_init_block": 0,
+                "sparse_local_block": 1,
+                "sparse_disable_index_value": SPARSE,
+                "sparse_attention_freq": SPARSE,
+            },
+        },
+        is_part=True,
+    ),
+    # A benchmark's test (with four layers) and a server's (which has 43).
+    "DeepSeek V4 Flash": Quoted(
+        "deepseek_v4",
+        "DeepseekV4ForCausalLM",
+        {
+            "hidden_size": 4096,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 43,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 1,
+            "head_dim": 512,
+            "q_lora_rank": 1024,
+            "o_lora_rank": 1024,
+            "o_groups": 8,
+            "qk_rope_head_dim": 64,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 6,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sqrtsoftplus",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "index_topk": 512,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "hc_mult": 4,
+            "hc_sinkhorn_iters": 20,
+            "hc_eps": 1e-6,
+            "num_hash_layers": 3,
+            "swiglu_limit": 10.0,
+            "vocab_size": 129280,
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000,
+        },
+        of_class=("compress_ratios", "layer_types", "mlp_layer_types"),
+    ),
+    # The same benchmark's, and a trainer's, which has 61 layers, three of them dense.
+    "DeepSeek V3.2": Quoted(
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        {
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "moe_layer_freq": 1,
+            "n_group": 8,
+            "topk_group": 4,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "index_topk": 2048,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "vocab_size": 129280,
+        },
+    ),
+    # A catalogue's copy of a conversion of GLM-5.3, trimmed, and a quantizer's check of "official config geometry" (width and layers).
+    "GLM-5": Quoted(
+        "glm_moe_dsa",
+        "GlmMoeDsaForCausalLM",
+        {
+            "hidden_size": 6144,
+            "num_hidden_layers": 78,
+            "hidden_act": "silu",
+            "index_topk": 2048,
+            "kv_lora_rank": 512,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 64,
+            "num_experts_per_tok": 8,
+            "num_key_value_heads": 64,
+            "num_nextn_predict_layers": 1,
+            "q_lora_rank": 2048,
+            "rms_norm_eps": 1e-05,
+            "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+            "scoring_func": "sigmoid",
+            "tie_word_embeddings": False,
+            "topk_method": "noaux_tc",
+        },
+        of_class=(
+            "vocab_size",
+            "intermediate_size",
+            "moe_intermediate_size",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+            "index_head_dim",
+            "index_n_heads",
+            "first_k_dense_replace",
+            "routed_scaling_factor",
+            "max_position_embeddings",
+        ),
+    ),
+    # A Rust engine's test of "the released 48B config", and a converter's, which has both lists of layers and head_dim.
+    "Kimi Linear 48B": Quoted(
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        {
+            "hidden_act": "silu",
+            "q_lora_rank": None,
+            "mla_use_nope": True,
+            "moe_router_activation_func": "sigmoid",
+            "num_expert_group": 1,
+            "topk_group": 1,
+            "moe_layer_freq": 1,
+            "tie_word_embeddings": False,
+            "hidden_size": 2304,
+            "num_hidden_layers": 27,
+            "vocab_size": 163840,
+            "rms_norm_eps": 1e-5,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "head_dim": 72,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "num_experts": 256,
+            "num_experts_per_token": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1024,
+            "routed_scaling_factor": 2.446,
+            "moe_renormalize": True,
+            "first_k_dense_replace": 1,
+            "intermediate_size": 9216,
+            "linear_attn_config": {
+                "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+                "kda_layers": KDA,
+                "head_dim": 128,
+                "num_heads": 32,
+                "short_conv_kernel_size": 4,
+            },
+        },
+    ),
+    # The catalogue's copy of a model of that size, trimmed, and a trainer's check (layers, width, vocabulary).
+    "Qwen 3.5 27B": Quoted(
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        {
+            "num_hidden_layers": 64,
+            "hidden_size": 5120,
+            "vocab_size": 248320,
+            "attn_output_gate": True,
+            "full_attention_interval": 4,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
+            "head_dim": 256,
+            "hidden_act": "silu",
+            "linear_conv_kernel_dim": 4,
+            "linear_num_value_heads": 48,
+            "mamba_ssm_dtype": "float32",
+            "num_attention_heads": 24,
+            "num_key_value_heads": 4,
+            "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-06,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000,
+                "rope_type": "default",
+            },
+        },
+        of_class=(
+            "intermediate_size",
+            "linear_num_key_heads",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "max_position_embeddings",
+        ),
+    ),
+    # The catalogue's copy of google/gemma-4-31B-it, trimmed, and a server's test, which has the sizes.
+    "Gemma 4 31B": Quoted(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        {
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "vocab_size": 262144,
+            "head_dim": 256,
+            "attention_k_eq_v": True,
+            "enable_moe_block": False,
+            "final_logit_softcapping": 30.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "num_attention_heads": 32,
+            "num_experts": None,
+            "num_key_value_heads": 16,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 1024,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000000.0,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
+        of_class=("num_hidden_layers", "layer_types", "hidden_size_per_layer_input"),
+    ),
+    # A Rust server's test and two of Swift libraries, which agree.
+    "Gemma 4 E2B": Quoted(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        {
+            "hidden_size": 1536,
+            "num_hidden_layers": 35,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "num_global_key_value_heads": None,
+            "attention_k_eq_v": False,
+            "sliding_window": 512,
+            "vocab_size": 262144,
+            "vocab_size_per_layer_input": 262144,
+            "hidden_size_per_layer_input": 256,
+            "num_kv_shared_layers": 20,
+            "use_double_wide_mlp": True,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "final_logit_softcapping": 30.0,
+            "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+        },
+    ),
+    # A loader's check of the 8-bit artifact's file, which has how many layers there are of each kind (23, 6 and 23), and not their order.
+    "Nemotron 3.5 Lightning": Quoted(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        {
+            "num_hidden_layers": 52,
+            "hidden_size": 2688,
+            "vocab_size": 131072,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "mamba_num_heads": 64,
+            "mamba_head_dim": 64,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+            "n_groups": 8,
+            "mamba_ssm_cache_dtype": "float32",
+            "time_step_min": 0.001,
+            "time_step_max": 0.1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 6,
+            "num_nextn_predict_layers": 1,
+            "mtp_layers_block_type": ["attention", "moe"],
+            "max_position_embeddings": 262144,
+            "layers_block_type": ["mamba"] * 23 + ["attention"] * 6 + ["moe"] * 23,
+        },
+        of_class=("intermediate_size", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
+    ),
+    # A Rust engine's test of a pinned file, whose feed-forward layers are 4,608 wide in the end.
+    "LFM2 350M": Quoted(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        {
+            "hidden_size": 1024,
+            "block_dim": 1024,
+            "conv_dim": 1024,
+            "intermediate_size": 6656,
+            "block_ff_dim": 6656,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "block_use_swiglu": True,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "num_attention_heads": 16,
+            "num_heads": 16,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 16,
+            "vocab_size": 65536,
+            "rope_theta": 1000000.0,
+            "tie_embedding": True,
+            "norm_eps": 1e-5,
+            "block_norm_eps": 1e-5,
+            "max_position_embeddings": 128000,
+        },
+    ),
+}
+
+# What the decoder has of what a file says.
+READ: dict[str, Callable[[DecoderConfig], object]] = {
+    "num_hidden_layers": lambda read: read.num_layers,
+    "hidden_size": lambda read: read.width,
+    "vocab_size": lambda read: read.vocab_size,
+    "num_attention_heads": lambda read: read.heads,
+    "num_key_value_heads": lambda read: read.kv_heads,
+    "max_position_embeddings": lambda read: read.max_positions,
+    "rope_theta": lambda read: read.ropes[0].theta if read.ropes else None,
+    "sliding_window": lambda read: max(window.size for window in read.windows if window is not None),
+    "kv_lora_rank": lambda read: read.latent and read.latent.rank,
+    "q_lora_rank": lambda read: read.latent and read.latent.query_rank,
+    "qk_nope_head_dim": lambda read: read.latent and read.latent.plain_dim,
+    "v_head_dim": lambda read: read.latent and read.latent.value_dim,
+    "num_kv_shared_layers": lambda read: sum(layer.keys_of is not None for layer in read.layers),
+    "moe_intermediate_size": lambda read: experts(read).width,
+    "num_experts_per_tok": lambda read: experts(read).routing.per_token,
+    "num_experts_per_token": lambda read: experts(read).routing.per_token,
+    "num_experts": lambda read: experts(read).count,
+    "routed_scaling_factor": lambda read: experts(read).routing.scale,
+    "rms_norm_eps": lambda read: read.norm.eps,
+    "n_routed_experts": lambda read: experts(read).count,
+    "num_local_experts": lambda read: experts(read).count,
+    "first_k_dense_replace": lambda read: [layer.experts is None for layer in read.layers].index(False),
+}
+
+
+def experts(read: DecoderConfig) -> Any:
+    """Of the first layer that has some."""
+    return next(layer.experts for layer in read.layers if layer.experts is not None)
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("model", QUOTED)
+def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
+    quoted = QUOTED[model]
+    stated: dict[str, Any] = {}
+    if quoted.of_class:
+        transformers: Any = import_module("transformers")
+        full = transformers.CONFIG_MAPPING[quoted.model_type]().to_dict()
+        stated = {name: full[name] for name in quoted.of_class if full.get(name) is not None}
+    whole = {**stated, **quoted.text}
+    whole = {"text_config": whole} if quoted.is_part else whole
+    read = read_config({**whole, "model_type": quoted.model_type, "architectures": [quoted.architecture]})
+    assert isinstance(read, DecoderConfig)
+    is_compressed = any(read.compressed)
+    for name, found in READ.items():
+        if quoted.text.get(name) is not None and not (
+            is_compressed and name in ("q_lora_rank", "rope_theta")
+        ):
+            assert found(read) == quoted.text[name], name
+
+
+def test_what_is_quoted_of_layers_is_read() -> None:
+    """Which layers of published files attend, to what, and which keep a state."""
+
+    def read(model: str) -> DecoderConfig:
+        quoted = QUOTED[model]
+        text = {"text_config": quoted.text} if quoted.is_part else quoted.text
+        found = read_config({**text, "model_type": quoted.model_type, "architectures": [quoted.architecture]})
+        assert isinstance(found, DecoderConfig)
+        return found
+
+    kimi = read("Kimi Linear 48B")
+    assert [at for at, layer in enumerate(kimi.layers, 1) if layer.recurrent is not None] == KDA
+    assert kimi.latent is not None and kimi.latent.rope_dim == 64
+    assert not any(layer.rope for layer in kimi.layers)
+    m3 = read("MiniMax M3")
+    assert m3.index is not None and (m3.index.block, m3.index.most) == (128, 16)
+    assert [layer.experts is not None for layer in m3.layers] == [frequency == 1 for frequency in SPARSE]
+    e2b = read("Gemma 4 E2B")
+    assert [layer.keys_of for layer in e2b.layers[15:20]] == [13, 13, 13, 13, 14]
+    assert [layer.feed_forward for layer in e2b.layers] == ([6144] * 15 + [12288] * 20)
+    lfm2 = read("LFM2 350M")
+    assert lfm2.feed_forward == 4608
+    v32 = read("DeepSeek V3.2")
+    assert v32.latent is not None and v32.latent.index is not None
+    assert (v32.latent.index.heads, v32.latent.index.head_dim, v32.latent.index.most) == (64, 128, 2048)
