@@ -24,6 +24,7 @@ scheduler has them made (every 512 tokens, and behind the last whole block) over
 
 import argparse
 import itertools
+import json
 import statistics
 import sys
 import tempfile
@@ -42,7 +43,7 @@ from engine_speed import measure, measure_prefill, peer, prepared_engine
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration-tests" / "parity"))
 
 from families import FAMILIES
-from models import make
+from models import kind_of, make
 
 from penstock.engine.engine import Engine
 from penstock.engine.kv_cache import numbers_of, page_bytes
@@ -475,9 +476,10 @@ def behind_prompts(family: str, folder: Path, cells: list[tuple[int, int]], toke
 
 def timed_transformers(folder: Path, tokens: int) -> Callable[[list[list[int]]], list[float]]:
     """Seconds until each token of `generate`."""
-    from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+    from transformers import StoppingCriteria, StoppingCriteriaList
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    kind = kind_of(json.loads((folder / "config.json").read_text()))
+    model: Any = kind.from_pretrained(folder, dtype=torch.bfloat16)
 
     class Watch(StoppingCriteria):
         """Is asked after each token."""
@@ -544,7 +546,10 @@ def behind_contexts(families: list[str], contexts: list[int], batches: list[int]
     threads = torch.get_num_threads()
     for family in families:
         shape = FAMILIES[family] | SHAPES[family]
-        shape |= {name: longest + 16 for name in ("max_position_embeddings", "seq_length") if name in shape}
+        names = ("max_position_embeddings", "seq_length", "model_max_length")
+        if "text_config" in shape:
+            shape["text_config"] = {**shape["text_config"], "max_position_embeddings": longest + 16}
+        shape |= {name: longest + 16 for name in names if name in shape}
         with tempfile.TemporaryDirectory() as folder:
             engines[family] = prepared_engine(make(Path(folder), shape), torch.bfloat16, longest)
         if "index_topk" in shape:

@@ -148,6 +148,10 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
         edit_config(model_type="nobodys", architectures=["NobodysModelForCausalLM"]),
         ("NobodysModelForCausalLM", "no recipe", "does not know"),
     ),
+    "a version that nobody knows": (
+        edit_config(model_type="qwen9", architectures=["Qwen9ForCausalLM"]),
+        ("Qwen9ForCausalLM", "model_type (qwen9)", "Qwen2ForCausalLM, Qwen3ForCausalLM"),
+    ),
     "no weights": (remove(WEIGHTS), ("safetensors",)),
     "only pickled weights": (only_pickled, ("pytorch_model.bin", "--trust-remote-code")),
     "quantized": (edit_config(quantization_config={"quant_method": "exl2"}), ("quantized (exl2)",)),

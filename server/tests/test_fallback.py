@@ -124,6 +124,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "unsupported architecture BertForMaskedLM: no recipe serves it, and it cannot be served through "
         "transformers: it is no causal language model",
     ),
+    "a version that nobody knows": (
+        {"model_type": "lfm9", "architectures": ["Lfm9ForCausalLM"]},
+        "does not know; of other versions of it Lfm2ForCausalLM, Lfm3ForCausalLM are served",
+    ),
     "sees what comes": (
         {"model_type": "bert", "architectures": ["BertLMHeadModel"]},
         "lets a token see those after it",

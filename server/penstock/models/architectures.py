@@ -179,6 +179,21 @@ def architecture_of(config: dict[str, object]) -> str | None:
     return next((name for name in architectures(config) if name in RECIPES), None)
 
 
+def other_versions(config: dict[str, object]) -> str:
+    """Architectures with recipes that have the first one's name but for its numbers, in words; nothing where there are none."""
+    stems = {_without_numbers(name) for name in architectures(config)[:1]}
+    found = [name for name in RECIPES if _without_numbers(name) in stems]
+    return (
+        f"; of other versions of it {', '.join(found)} {'is' if len(found) == 1 else 'are'} served"
+        if found
+        else ""
+    )
+
+
+def _without_numbers(name: str) -> str:
+    return "".join(letter for letter in name if letter.isalpha())
+
+
 # What a model may read beside text, and the parts of config.json that say so.
 READ = {
     "images": ("vision_config", "embd_layer", "vq_config", "image_size"),

@@ -24,7 +24,7 @@ from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig
 from penstock.models import own_attention
-from penstock.models.architectures import architecture_of, architectures
+from penstock.models.architectures import architecture_of, architectures, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import Window
 from penstock.models.fallback_states import OwnStates, States, own_states
@@ -645,11 +645,12 @@ def _named(config: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except Unfit as reason:
-        shown = _shown_name(config)
+        shown, others = _shown_name(config), ""
         if architecture_of(config) is None:
+            others = other_versions(config)
             shown = f"unsupported architecture {shown}: no recipe serves it, and it"
         raise UnusableModel(
-            f"config.json: {shown} cannot be served through transformers: it {reason}"
+            f"config.json: {shown} cannot be served through transformers: it {reason}{others}"
         ) from reason
 
 

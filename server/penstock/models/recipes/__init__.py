@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import UnusableModel
 from penstock.loading import checkpoint as checkpoints
 from penstock.loading.checkpoint import Checkpoint
-from penstock.models.architectures import RECIPES, architecture_of, architectures
+from penstock.models.architectures import RECIPES, architecture_of, architectures, other_versions
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.encoder_decoder import EncoderDecoder
@@ -26,7 +26,7 @@ def served_architecture(config: dict[str, Any]) -> str:
     if name is None:
         shown = ", ".join(architectures(config)) or "none"
         raise UnusableModel(
-            f"config.json: unsupported architecture {shown}; docs/models.md lists the {len(RECIPES)} that are supported"
+            f"config.json: unsupported architecture {shown}; docs/models.md lists the {len(RECIPES)} that are supported{other_versions(config)}"
         )
     return name
 
