@@ -33,6 +33,7 @@ QUESTIONS = ("What is Penstock?", "Sort these words: pear, apple, fig", "What is
     [
         (("--quantize", "eetq"), "int8, head in bf16"),
         (("--quantize", "int4", "--quantize-head"), "int4, threads"),
+        (("--quantize", "int4-g64-zp", "--quantize-head"), "int4 in groups of 64, threads"),
         (("--kv-cache-dtype", "fp8_e4m3fn"), "keys and values are held as fp8_e4m3fn"),
         (("--quantize", "int8", "--kv-cache-dtype", "int8"), "keys and values are held as int8"),
     ],

@@ -195,7 +195,7 @@ def test_a_family_is_near_to_fp32_with_every_instruction_set(
 
 
 @pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize("quantize", ["", "int4"])
+@pytest.mark.parametrize("quantize", ["", "int4", "int4-g64-zp"])
 def test_a_start_from_packed_weights_computes_the_same(
     family: str, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +216,9 @@ def test_a_start_from_packed_weights_computes_the_same(
 
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
-    ("quantize", "cached"), [("", "auto"), ("int8", "int8"), ("int4", "fp8_e4m3fn")], ids=["", "int8", "int4"]
+    ("quantize", "cached"),
+    [("", "auto"), ("int8", "int8"), ("int4", "fp8_e4m3fn"), ("int4-g64-zp", "auto"), ("int4-g128", "int8")],
+    ids=["", "int8", "int4", "int4-g64-zp", "int4-g128"],
 )
 def test_a_token_is_the_same_to_the_last_bit(family: str, quantize: str, cached: str, tmp_path: Path) -> None:
     from client import row

@@ -120,7 +120,9 @@ def test_a_family_in_two_shards_is_near_to_fp32_and_the_same_to_the_last_bit(
 
 
 @pytest.mark.parametrize("family", ["LLaMA 3", "GPT-OSS", "Qwen 3.5", "DeepSeek V3", "MiniMax M3"])
-@pytest.mark.parametrize(("quantize", "cached"), [("int8", "int8"), ("int4", "fp8_e4m3fn")])
+@pytest.mark.parametrize(
+    ("quantize", "cached"), [("int8", "int8"), ("int4", "fp8_e4m3fn"), ("int4-g64-zp", "auto")]
+)
 def test_quantized_shards_are_the_same_to_the_last_bit(
     family: str, quantize: str, cached: str, tmp_path: Path, pair: Ranks
 ) -> None:

@@ -172,7 +172,7 @@ def library() -> ctypes.CDLL:
         (
             "quantize",
             c_int,
-            [c_char_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+            [c_char_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
         ),
         (
             "create",

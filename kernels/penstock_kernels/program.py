@@ -123,6 +123,14 @@ class Format(IntEnum):
     FP4_32 = 7
 
 
+class Rounding(IntEnum):
+    """What becomes of numbers in a format with groups: those that are of such groups stay what they are, or all are rounded to the nearest."""
+
+    NOTHING = 0
+    SYMMETRIC = 1
+    WITH_ZERO_POINTS = 2
+
+
 # Formats with groups, and the inputs of each.
 GROUPED = {Format.GROUPS_128: 128, Format.GROUPS_64: 64, Format.GROUPS_32: 32, Format.FP4_32: 32}
 

@@ -12,6 +12,7 @@ from penstock_kernels.program import (
     TILE_OUTPUTS,
     Format,
     QuantizedMatrix,
+    Rounding,
     quantized_bytes,
     rounded_up,
 )
@@ -41,12 +42,13 @@ def quantize(
     instruction_set: str,
     threads: int = 1,
     into: Tensor | None = None,
+    rounding: Rounding = Rounding.NOTHING,
 ) -> QuantizedMatrix:
-    """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least.
-    `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
+    """A matrix of bf16 in tiles of int8 or int4, rounded to the nearest by the scales that make the squared error least. `rounding`: of a format
+    with groups. `into`: memory for the tiles, `quantized_bytes` of uint8, which begins at a multiple of 64.
     """
-    made = in_tiles(matrix_OI, format, instruction_set, threads, into)
-    assert made is not None, "of groups only"
+    made = in_tiles(matrix_OI, format, instruction_set, threads, into, rounding)
+    assert made is not None, "it is rounded"
     return made
 
 
@@ -64,9 +66,10 @@ def in_tiles(
     instruction_set: str,
     threads: int = 1,
     into: Tensor | None = None,
+    rounding: Rounding = Rounding.NOTHING,
 ) -> QuantizedMatrix | None:
-    """A matrix of bf16 in tiles of int8 or int4, as `quantize` has it; or, of a format with groups, one that was of 4 bits with a scale for each
-    group of inputs as that again: the same numbers, and scales that round to the same bf16. None: it was not.
+    """A matrix of bf16 in tiles of int8 or int4, as `quantize` has it; or, where nothing is rounded to a format with groups, one that was of 4 bits
+    with a scale for each group of inputs as that again: the same numbers, and scales that round to the same bf16. None: it was not.
     """
     rows, columns = matrix_OI.shape
     matrix_OI = matrix_OI.contiguous()
@@ -83,6 +86,7 @@ def in_tiles(
         result = library().penstock_cpu_quantize(
             instruction_set.encode(),
             int(format),
+            int(rounding),
             address(matrix_OI[first:end]),
             min(share, rows - first),
             columns,

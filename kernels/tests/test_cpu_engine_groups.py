@@ -17,6 +17,7 @@ from penstock_kernels.program import (
     Kind,
     Layout,
     QuantizedMatrix,
+    Rounding,
     rounded_up,
 )
 from penstock_kernels.tensors import in_torch
@@ -81,17 +82,93 @@ def test_groups_of_a_matrix_are_found_and_what_has_none_is_left(name: str) -> No
     assert not list(tiles.group_formats(random(64, 256).bfloat16(), Format.FP4_32, name))
 
 
+def rounded(matrix_OI: Tensor, format: Format, name: str, rounding: Rounding) -> QuantizedMatrix:
+    """In torch's tensors."""
+    made = tiles.quantize(matrix_OI, format, name, 2, rounding=rounding)
+    return replace(made, tiles=in_torch(made.tiles))
+
+
+def nearest(matrix_OI: Tensor, group: int, rounding: Rounding) -> Tensor:
+    """What the usual rounding makes of a matrix: a group's largest number is the largest that there is, or its numbers just fill what there is."""
+    rows, columns = matrix_OI.shape
+    padded = torch.zeros(rows, rounded_up(columns, group))
+    padded[:, :columns] = matrix_OI.float()
+    groups_OGI = padded.view(rows, -1, group)
+    if rounding == Rounding.SYMMETRIC:
+        step = (groups_OGI.abs().amax(-1, keepdim=True) / 7).clamp(min=1e-30)
+        made = (groups_OGI / step).round() * step
+    else:
+        lowest, highest = (
+            groups_OGI.amin(-1, keepdim=True).clamp(max=0),
+            groups_OGI.amax(-1, keepdim=True).clamp(min=0),
+        )
+        step = ((highest - lowest) / 15).clamp(min=1e-30)
+        zero = (-lowest / step).round()
+        made = (((groups_OGI / step).round() + zero).clamp(0, 15) - zero) * step
+    return made.flatten(1)[:, :columns]
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("format", WHOLE)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 128), (48, 64), (50, 40), (96, 544), (33, 2176)])
+def test_weights_are_rounded_to_groups_with_little_error(
+    name: str, format: Format, rows: int, columns: int
+) -> None:
+    group = GROUPED[format]
+    # Of some groups no number is above 0, or most are far from it.
+    weight = (random(rows, columns) + 1.5 * random(rows, 1, seed=3)).bfloat16()
+    weight[3] = 0
+    weight[5, 0] = 30.0
+    weight[6] = -weight[6].abs()
+    errors: dict[Rounding, float] = {}
+    for rounding in (Rounding.SYMMETRIC, Rounding.WITH_ZERO_POINTS):
+        made = rounded(weight, format, name, rounding)
+        numbers, scales = held(made)
+        error = worth(numbers, scales, group) - weight
+        assert error[3].count_nonzero() == 0
+        plain = nearest(weight, group, rounding) - weight.float()
+        usual = torch.tensor([row for row in range(rows) if row != 5])
+        assert error[usual].square().sum() < 0.95 * plain[usual].square().sum()
+        assert error[5].square().sum() <= 1.001 * plain[5].square().sum()
+        if rounding == Rounding.SYMMETRIC:
+            assert numbers.min() == -8 and numbers.max() <= 7
+        errors[rounding] = float(error.square().sum())
+    assert errors[Rounding.WITH_ZERO_POINTS] < 0.9 * errors[Rounding.SYMMETRIC]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_no_number_is_none_in_its_group_alone(name: str) -> None:
+    weight = random(16, 256).bfloat16()
+    sound = held(rounded(weight, Format.GROUPS_64, name, Rounding.WITH_ZERO_POINTS))[1]
+    weight[3, 70], weight[4, 7] = torch.nan, torch.inf
+    scales = held(rounded(weight, Format.GROUPS_64, name, Rounding.WITH_ZERO_POINTS))[1]
+    assert scales[3, 1].isnan() and scales[4, 0].isnan() and scales.isnan().sum() == 2
+    assert torch.equal(scales[~scales.isnan()], sound[~scales.isnan()])
+
+
+def test_only_whole_numbers_of_groups_have_a_rounding() -> None:
+    for format in (Format.INT8, Format.INT4, Format.FP4_32):
+        with pytest.raises(RuntimeError, match="a rounding that this library does not know of the format"):
+            tiles.quantize(random(16, 128).bfloat16(), format, "generic", rounding=Rounding.SYMMETRIC)
+
+
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("format", GROUPED)
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 48), (128, 50), (192, 16), (1152, 96), (320, 1060)])
+@pytest.mark.parametrize("rounding", Rounding)
 def test_products_with_groups_are_exact_but_for_their_scales(
-    name: str, format: Format, inputs: int, outputs: int
+    name: str, format: Format, rounding: Rounding, inputs: int, outputs: int
 ) -> None:
+    if format == Format.FP4_32 and rounding != Rounding.NOTHING:
+        pytest.skip("nothing is rounded to fp4")
     group = GROUPED[format]
     table, bias = random(512, inputs), torch.zeros(rounded_up(outputs, TILE_OUTPUTS))
     table[7] = 0
     bias[:outputs] = random(outputs, seed=2)
-    made = regrouped(of_format(format, outputs, inputs), format, name)
+    if rounding == Rounding.NOTHING:
+        made = regrouped(of_format(format, outputs, inputs), format, name)
+    else:
+        made = rounded(random(outputs, inputs, scale=inputs**-0.5, seed=4).bfloat16(), format, name, rounding)
     bench = Bench(name, table)
     source = bench.program.buffer("bytes", Layout.BYTES, inputs)
     bench.add(Kind.QUANTIZE, bench.rounded(), source)

@@ -92,6 +92,7 @@ pub struct WorkerArgs {
     #[arg(long, env)]
     pub dtype: Option<Dtype>,
     /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4; on a CPU, with bf16 beside them.
+    /// int4 has groups of 32 inputs, int4-g64 and int4-g128 larger ones, and int4-zp, int4-g64-zp and int4-g128-zp zero points.
     /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors) stay what they are there, but with none
     #[arg(long, env)]
     pub quantize: Option<String>,
@@ -197,8 +198,19 @@ impl Dtype {
 }
 
 /// Values of --quantize, and what the worker calls them.
-const QUANTIZATIONS: [(&str, &str); 4] =
-    [("int8", "int8"), ("eetq", "int8"), ("int4", "int4"), ("none", "none")];
+const QUANTIZATIONS: [(&str, &str); 11] = [
+    ("int8", "int8"),
+    ("eetq", "int8"),
+    ("int4", "int4"),
+    ("int4-g32", "int4"),
+    ("int4-zp", "int4-zp"),
+    ("int4-g32-zp", "int4-zp"),
+    ("int4-g64", "int4-g64"),
+    ("int4-g64-zp", "int4-g64-zp"),
+    ("int4-g128", "int4-g128"),
+    ("int4-g128-zp", "int4-g128-zp"),
+    ("none", "none"),
+];
 
 /// TGI's names of how a checkpoint is quantized, which it says itself.
 const AS_PUBLISHED: [&str; 4] = ["awq", "compressed-tensors", "fp8", "gptq"];
@@ -401,14 +413,15 @@ pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
         {
             let names = AS_PUBLISHED.join(", ");
             Err(format!(
-                "--quantize (QUANTIZE) is int8, eetq, int4 or none, or how the checkpoint is quantized: {names}"
+                "--quantize (QUANTIZE) is int8, eetq, int4 (-g32, -g64 or -g128 for groups of so many inputs, then -zp for zero points) or none, \
+                 or how the checkpoint is quantized: {names}"
             ))
         }
         given
             if worker.quantize_head
                 && given.and_then(quantization_name).is_none_or(|name| name == "none") =>
         {
-            Err("--quantize-head needs --quantize int8, eetq or int4".into())
+            Err("--quantize-head needs --quantize int8, eetq or one of int4".into())
         }
         _ => Ok(()),
     }
@@ -542,6 +555,8 @@ mod tests {
             ("--speculate-model a/b --pipeline-parallel 2", "--speculate-model"),
             ("--speculate-model a/b --worker-address tcp:localhost:9000", "--worker-address"),
             ("--quantize exl2", "--quantize"),
+            ("--quantize int4-g16", "groups of so many inputs"),
+            ("--quantize int8-zp", "--quantize"),
             ("--quantize-head", "--quantize-head"),
             ("--kv-cache-dtype fp4", "--kv-cache-dtype"),
             ("--worker-address tcp:localhost:9000 --kv-cache-dtype int8", "--kv-cache-dtype"),
@@ -613,6 +628,13 @@ mod tests {
         assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), Some("int8"));
         assert_eq!(cli.worker.kv_cache_dtype.as_deref().and_then(cache_dtype_name), Some("fp8_e4m3fn"));
         assert!(cli.log.json_output);
+        for (given, name) in
+            [("int4-g32", "int4"), ("int4-g32-zp", "int4-zp"), ("int4-g128-zp", "int4-g128-zp")]
+        {
+            let (cli, warnings) = accepted(&format!("--quantize {given} --quantize-head"));
+            assert!(warnings.is_empty(), "{warnings:?}");
+            assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), Some(name));
+        }
         let (cli, warnings) = accepted("--quantize gptq");
         assert_eq!(cli.worker.quantize.as_deref().and_then(quantization_name), None);
         assert!(warnings[0].starts_with("--quantize gptq changes nothing"), "{warnings:?}");

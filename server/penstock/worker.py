@@ -111,7 +111,16 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--quantize",
-        choices=["int8", "int4", "none"],
+        choices=[
+            "int8",
+            "int4",
+            "int4-zp",
+            "int4-g64",
+            "int4-g64-zp",
+            "int4-g128",
+            "int4-g128-zp",
+            "none",
+        ],
         help="quantize the weights of layers while they are read; on a CPU, of dense decoders [default: none, but what is published in 4 bits stays so]",
     )
     parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
@@ -186,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     if arguments.world_size > 1 and arguments.draft_model_dir:
         parser.error("--draft-model-dir is for one rank")
     if arguments.quantize_head and arguments.quantize in (None, "none"):
-        parser.error("--quantize-head needs --quantize int8 or int4")
+        parser.error("--quantize-head needs --quantize int8 or one of int4")
     if arguments.threads < 0:
         parser.error("--threads must not be negative")
     files = (arguments.tls_cert, arguments.tls_key, arguments.tls_ca)

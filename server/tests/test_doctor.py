@@ -163,6 +163,11 @@ def test_quantized_weights_are_counted_as_they_will_be_held(tmp_path: Path) -> N
     says = "--quantize int4: only the CPU engine quantizes weights, and it does not serve"
     assert f"{says} float16 weights" in problem(folder, device="cpu", quantize="int4", dtype="float16")
     assert f"{says} several stages" in problem(folder, device="cpu", quantize="int4", stages=2)
+    groups = examine(folder, Question(device="cpu", quantize="int4-g128-zp")).weight_bytes_per_shard
+    # 1 KB and 16 scales for 16 outputs x 128 inputs.
+    shapes = [tensor.shape for name, tensor in weights.items() if "_proj." in name]
+    held_in_groups = sum(rows // 16 * -(-columns // 128) * 1088 for rows, columns in shapes)
+    assert groups == [held_in_groups + 2 * others]
     halves = examine(folder, Question(device="cpu", quantize="int8", shards=2))
     norms = sum(tensor.numel() for name, tensor in weights.items() if "norm" in name)
     filled_up = 3 * 64 * 32  # a layer's attention gives 32 numbers on each rank, and int8 is read in 64

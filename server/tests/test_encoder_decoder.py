@@ -33,6 +33,7 @@ from penstock.errors import BadPlan, UnusableModel
 from penstock.models.architectures import RECIPES
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.native_encoder_decoder import NativeEncoderDecoder
+from penstock.models.packing import FORMATS
 from penstock.models.recipes import load
 from penstock.parallel.group import Pipeline, TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -123,7 +124,7 @@ def test_logits_match_transformers_in_a_crowd_and_token_by_token(
     [(torch.float32, "none"), (torch.bfloat16, "none"), *((torch.bfloat16, one) for one in SETS)],
 )
 @pytest.mark.parametrize(
-    ("quantize", "cache_dtype"), [("", "auto"), ("int8", "int8"), ("int4", "fp8_e4m3fn")]
+    ("quantize", "cache_dtype"), [("", "auto"), ("int8", "int8"), ("int4", "fp8_e4m3fn"), ("int4-zp", "auto")]
 )
 @pytest.mark.parametrize("family", ["T5", "BART"])
 def test_a_token_is_the_same_to_the_last_bit_however_it_is_computed(
@@ -136,7 +137,7 @@ def test_a_token_is_the_same_to_the_last_bit_however_it_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What makes a text the same alone, in a crowd and refilled after a crash; on torch in bf16 with `--deterministic`."""
-    if runs == "none" and cache_dtype != "auto":
+    if runs == "none" and (quantize or cache_dtype != "auto"):
         pytest.skip("only the CPU engine has such a cache, and such weights")
     monkeypatch.setenv(cpu_engine.VARIABLE, runs)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -386,7 +387,7 @@ def test_quantized_weights_and_a_cache_of_8_bits_change_logits_a_little(family: 
         native = driver.engine.native
         assert native is not None
         formats = {one.format.name for one in native.program.operations if one.kind == Kind.LINEAR}
-        wanted = {str(options.get("quantize", "bf16")).upper()}
+        wanted = {FORMATS[options["quantize"]][0].name if "quantize" in options else "BF16"}
         assert formats == (wanted if options.get("quantize_head") else wanted | {"BF16"})
         rows = [
             row(slot, padded(one) + SAID[:9], 0, blocks(96, 8 * slot), start={"encoder": len(one)})
@@ -401,6 +402,8 @@ def test_quantized_weights_and_a_cache_of_8_bits_change_logits_a_little(family: 
         ({"quantize": "int8"}, 0.2),
         ({"quantize": "int8", "quantize_head": True}, 0.2),
         ({"quantize": "int4"}, 0.8),
+        ({"quantize": "int4-zp"}, 0.8),
+        ({"quantize": "int4-g64"}, 0.8),
         ({"cache_dtype": "int8"}, 0.05),
         ({"cache_dtype": "fp8_e4m3fn"}, 0.35),
     ):

@@ -31,6 +31,7 @@ from penstock.models.config import (
 )
 from penstock.models.native import NativeDecoder
 from penstock.models.ngram_config import NgramConfig
+from penstock.models.packing import FORMATS
 from penstock.models.recipes import read_config
 from penstock.models.recorder import unknown_choice, unknown_choices
 from penstock.models.recurrent_config import CompressedConfig, DeltaConfig, GriffinConfig, ShortConvConfig
@@ -85,7 +86,8 @@ def test_every_variant_in_bf16_is_as_near_to_fp32_as_transformers(
 
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize(
-    ("quantize", "cache"), [("", "auto"), ("int8", "auto"), ("int4", "fp8_e4m3fn"), ("", "int8")]
+    ("quantize", "cache"),
+    [("", "auto"), ("int8", "auto"), ("int4", "fp8_e4m3fn"), ("int4-g64-zp", "auto"), ("", "int8")],
 )
 def test_a_token_is_the_same_to_the_last_bit(
     quantize: str,
@@ -158,7 +160,8 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 def test_quantized_weights_change_every_variants_logits_a_little(name: str, tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path, checkpoints.config(**VARIANTS[name]))
     exact = whole(Driver(folder, torch.bfloat16, max_sequence_tokens=LENGTH))
-    for quantize, bound in (("int8", 0.08), ("int4", 0.55)):
+    for quantize, (format, _) in FORMATS.items():
+        bound = 0.08 if quantize == "int8" else 0.55
         for head in (False, True):
             driver = Driver(
                 folder,
@@ -170,11 +173,11 @@ def test_quantized_weights_change_every_variants_logits_a_little(name: str, tmp_
             native = driver.engine.native
             assert native is not None
             used = {
-                operation.format.name.lower()
+                operation.format.name
                 for operation in (*native.program.body, *native.program.head)
                 if operation.kind == Kind.LINEAR
             }
-            assert used == ({quantize} if head else {quantize, "bf16"})
+            assert used == ({format.name} if head else {format.name, "BF16"})
             error = relative_error(whole(driver), exact)
             assert 0 < error < bound, (quantize, head, error)
 

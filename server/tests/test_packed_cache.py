@@ -105,7 +105,7 @@ def is_packed_anew(
     assert found.startswith("packed weights are mapped from ")
 
 
-@pytest.mark.parametrize("quantize", ["", "int8", "int4", "int4 head"])
+@pytest.mark.parametrize("quantize", ["", "int8", "int4", "int4 head", "int4-g128-zp"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_second_start_computes_the_same_and_reads_no_checkpoint(
     name: str, quantize: str, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,7 +107,12 @@ def test_no_start_imports_torch_and_all_answer_the_same(
 
 @pytest.mark.parametrize(
     ("family", "quantize", "cached"),
-    [("T5", "", "auto"), ("Flan-T5", "int4", "int8"), ("BART", "int8", "auto")],
+    [
+        ("T5", "", "auto"),
+        ("Flan-T5", "int4", "int8"),
+        ("T5", "int4-g64-zp", "auto"),
+        ("BART", "int8", "auto"),
+    ],
 )
 def test_an_encoder_decoder_is_loaded_and_starts_again_without_torch(
     family: str, quantize: str, cached: str, tmp_path: Path

@@ -87,16 +87,19 @@ int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns)
     });
 }
 
-int penstock_cpu_quantize(const char *instruction_set, int32_t format, const void *from, int64_t rows, int64_t columns,
-                          void *to, float *scales, int32_t *sums) {
+int penstock_cpu_quantize(const char *instruction_set, int32_t format, int32_t rounding, const void *from, int64_t rows,
+                          int64_t columns, void *to, float *scales, int32_t *sums) {
     bool is_made = true;
     const int result = guarded([&] {
         const auto wanted = static_cast<penstock_format>(format);
         if (format != PENSTOCK_FORMAT_INT8 && format != PENSTOCK_FORMAT_INT4 && !penstock::group_of(wanted))
             throw std::invalid_argument("a format that this library does not quantize to");
+        if (rounding < PENSTOCK_ROUND_NOTHING || rounding > PENSTOCK_ROUND_WITH_ZERO_POINTS ||
+            (rounding != PENSTOCK_ROUND_NOTHING && (!penstock::group_of(wanted) || format == PENSTOCK_FORMAT_FP4_32)))
+            throw std::invalid_argument("a rounding that this library does not know of the format");
         std::vector<float> row(static_cast<size_t>(penstock::round_up(columns, 2048)) * 3);
         is_made = named(instruction_set)
-                      .quantize_weight({wanted, rows, columns, static_cast<const uint16_t *>(from),
+                      .quantize_weight({wanted, static_cast<penstock_rounding>(rounding), rows, columns, static_cast<const uint16_t *>(from),
                                         static_cast<uint8_t *>(to), scales, sums, row.data()});
     });
     return result == 1 && !is_made ? PENSTOCK_NO_GROUPS : result;

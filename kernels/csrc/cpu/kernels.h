@@ -150,6 +150,7 @@ struct QuantizeArgs {
 
 struct QuantizeWeightArgs {
     penstock_format format;
+    penstock_rounding rounding;
     int64_t rows, columns;
     const uint16_t *from;
     uint8_t *to;

@@ -38,7 +38,7 @@ enum penstock_format {
     PENSTOCK_FORMAT_INT4 = 2,
     // bf16 row by row, in no tiles: of EMBED alone.
     PENSTOCK_FORMAT_ROWS = 3,
-    // Groups of 32, 64 or 128 inputs, as checkpoints of 4 bits are published: 16 outputs x 128 inputs in 64 bytes for each
+    // Groups of 32, 64 or 128 inputs, as checkpoints of 4 bits are published and as rounding makes them: 16 outputs x 128 inputs in 64 bytes for each
     // group, and 1 KB as INT4 has it. Of a group and an output there is a word: its lowest five bits are a zero point from 0
     // to 31, and the word without them is a scale in fp32. The number is (u - zero) times scale; sums of a group are whole
     // numbers, and groups are added in fp32, in their order. A weight has no `scales` and no `sums`.
@@ -49,6 +49,9 @@ enum penstock_format {
     // bytes for each group, of each output the exponent (bits 23 to 30) of half of its scale, a power of two. u is twice the number plus 12.
     PENSTOCK_FORMAT_FP4_32 = 7,
 };
+// What becomes of numbers in a format with groups, but for fp4: those that are of such groups stay what they are, or all are rounded
+// to the nearest, with 8 as every zero point or with the best one of each group.
+enum penstock_rounding { PENSTOCK_ROUND_NOTHING = 0, PENSTOCK_ROUND_SYMMETRIC = 1, PENSTOCK_ROUND_WITH_ZERO_POINTS = 2 };
 enum { PENSTOCK_BYTE_INPUTS = 64, PENSTOCK_INT4_INPUTS = 128, PENSTOCK_INT4_GROUP = 32, PENSTOCK_INT4_BYTES = 1088 };
 
 enum penstock_kind {
@@ -362,10 +365,10 @@ PENSTOCK_CPU_API const char *penstock_cpu_instruction_sets(void);
 PENSTOCK_CPU_API int penstock_cpu_pack(const void *from, void *to, int64_t rows, int64_t columns);
 
 // Quantizes a matrix (rows, columns) of bf16 into tiles of `format`, as many as cover it: rounded to the nearest, by the
-// scales that make the squared error least. `to` is 64-byte aligned; `scales` and `sums` are those of an operation. Of a
-// format with groups nothing is rounded: PENSTOCK_NO_GROUPS where the numbers are not of 4 bits in such groups.
-PENSTOCK_CPU_API int penstock_cpu_quantize(const char *instruction_set, int32_t format, const void *from, int64_t rows,
-                                           int64_t columns, void *to, float *scales, int32_t *sums);
+// scales that make the squared error least. `to` is 64-byte aligned; `scales` and `sums` are those of an operation. In a
+// format with groups it is done as `rounding` says: PENSTOCK_NO_GROUPS where nothing shall be rounded, and the numbers are not of 4 bits in such groups.
+PENSTOCK_CPU_API int penstock_cpu_quantize(const char *instruction_set, int32_t format, int32_t rounding, const void *from,
+                                           int64_t rows, int64_t columns, void *to, float *scales, int32_t *sums);
 
 // `encoder`, `body` and `head` are operations that run one after the other; of a decoder there is no encoder. The head reads its first operation's source, which is
 // external, and writes its last one's target, which is too. `instruction_set` is one of the names above.

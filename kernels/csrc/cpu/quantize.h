@@ -1,8 +1,8 @@
 // Weights as whole numbers of 8 or 4 bits: included by kernels.cpp. An output's numbers have one scale, and of int4 a
 // factor for each group of 32 inputs, which is a whole number as well: so sums of products stay whole numbers, and an
 // output is multiplied by its scale once. Scales are those, of some that are tried, that make the squared error least;
-// given the whole numbers, the best scale is known (least squares). Numbers that were of 4 bits in groups before they were bf16 are
-// recognized, and become again what they were.
+// given the whole numbers, the best scale is known (least squares). Or each group of inputs has a scale and a zero point of its own: found in the same
+// way, or, of numbers that were of 4 bits in groups before they were bf16, recognized, so that they become again what they were.
 #pragma once
 
 #include "kernels.h"
@@ -15,6 +15,8 @@ namespace {
 constexpr int kByteShares = 8;
 constexpr float kByteShareStep = 0.025f;
 constexpr float kInt4Shares[] = {1.08f, 1.0f, 0.93f, 0.86f, 0.8f};
+// Of a group with a scale of its own, shares of the step at which its numbers just fill what 4 bits can say.
+constexpr float kGroupShares[] = {1.14f, 1.07f, 1.0f, 0.94f, 0.88f, 0.82f, 0.76f};
 constexpr int kMostFactor = 15, kInt4Zero = 8, kFactorsTried = 5;
 
 INLINE F16 bounded(F16 x, float lowest, float highest) {
@@ -207,15 +209,66 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
     return false;
 }
 
-// u of a row (columns, a multiple of 128) into `to`, and a word for each group of them. False: some group is none.
+// The best so far of 16 groups, one in each lane. Of whole numbers q and their best scale the squared error is sum x^2 - gain.
+struct Found {
+    F16 gain, scale, zero;
+};
+
+// Tries whole numbers of x / step between -zero and 15 - zero.
 template <int group>
-static bool quantize_row_groups(const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
+INLINE void try_step(const float *x, F16 step, F16 zero, Found *found) {
+    const F16 inverse = 1.0f / step, lowest = -zero, highest = 15.0f - zero;
+    F16 with_numbers = {}, squares = {};
+    for (int i = 0; i < group; i++) {
+        const F16 number = load(x + i * 16);
+        const F16 whole = __builtin_convertvector(rounded(minimum(maximum(number * inverse, lowest), highest)), F16);
+        with_numbers += number * whole, squares += whole * whole;
+    }
+    // Where all are 0 that is no number, and no better.
+    const F16 scale = with_numbers / squares, gain = with_numbers * scale;
+    const I16 is_better = is_less(found->gain, gain);
+    found->gain = select(is_better, gain, found->gain);
+    found->scale = select(is_better, scale, found->scale);
+    found->zero = select(is_better, zero, found->zero);
+}
+
+// Of 16 groups, one in each lane: the scales and zero points whose whole numbers are nearest to theirs, of those that are tried.
+template <int group>
+static void round_groups(const float *x, bool with_zero_points, F16 *scales, I16 *zeros) {
+    F16 highest = {}, lowest = {}, nothing = {};
+    for (int i = 0; i < group; i++) {
+        const F16 number = load(x + i * 16);
+        highest = maximum(number, highest), lowest = minimum(number, lowest);
+        nothing += number * 0.0f;  // none, if one of them is none or infinite
+    }
+    Found found = {F16{}, F16{}, all(kInt4Zero)};
+    // The number that is furthest from 0 becomes -8, of which there is one more than of what is above 0: so a scale may be below 0.
+    const F16 furthest = select(is_less(highest, -lowest), lowest, highest);
+    for (const float share : kGroupShares) try_step<group>(x, furthest * (-0.125f * share), all(kInt4Zero), &found);
+    if (with_zero_points)
+        for (const float share : kGroupShares) {
+            const F16 step = (highest - lowest) * (share / 15.0f), middle = 7.5f - (highest + lowest) * 0.5f / step;
+            const F16 below = __builtin_convertvector(__builtin_convertvector(bounded(middle, 0.0f, 15.0f), I16), F16);
+            try_step<group>(x, step, below, &found);
+            try_step<group>(x, step, minimum(below + 1.0f, all(15.0f)), &found);
+        }
+    *scales = (F16)(((U16)(found.scale + nothing) + 16u) & ~31u);  // its lowest bits are a zero point's
+    *zeros = __builtin_convertvector(found.zero, I16);
+}
+
+// u of a row (columns, a multiple of 128) into `to`, and a word for each group of them. False: nothing shall be rounded, and some group is none.
+template <int group>
+static bool quantize_row_groups(penstock_rounding rounding, const float *x, int64_t columns, int8_t *to, uint32_t *words,
+                                float *lanes) {
     const int64_t groups = columns / group;
     put_in_lanes<group>(x, columns, lanes);
     for (int64_t first = 0; first < groups; first += 16) {
         F16 scales;
         I16 zeros;
-        if (!find_groups<group>(lanes + first * group, &scales, &zeros)) return false;
+        if (rounding != PENSTOCK_ROUND_NOTHING)
+            round_groups<group>(lanes + first * group, rounding == PENSTOCK_ROUND_WITH_ZERO_POINTS, &scales, &zeros);
+        else if (!find_groups<group>(lanes + first * group, &scales, &zeros))
+            return false;
         for (int64_t of = first; of < least(first + 16, groups); of++) {
             const uint32_t word = ((U16)scales)[of - first];
             words[of] = word | static_cast<uint32_t>(zeros[of - first]);
@@ -223,10 +276,11 @@ static bool quantize_row_groups(const float *x, int64_t columns, int8_t *to, uin
                 uint32_t bits;
                 float number;
             } scale = {word};
-            const float inverse = scale.number > 0.0f ? 1.0f / scale.number : 0.0f;
+            const float inverse = scale.number != 0.0f ? 1.0f / scale.number : 0.0f;
+            const float zero = static_cast<float>(zeros[of - first]);
             for (int i = 0; i < group; i += 16)
                 *reinterpret_cast<B16Memory *>(to + of * group + i) = __builtin_convertvector(
-                    rounded(load(x + of * group + i) * inverse) + zeros[of - first], B16);
+                    rounded(bounded(load(x + of * group + i) * inverse, -zero, 15.0f - zero)) + zeros[of - first], B16);
         }
     }
     return true;
@@ -271,10 +325,11 @@ static bool quantize_row_fp4(const float *x, int64_t columns, int8_t *to, uint32
     return true;
 }
 
-static bool quantize_row_groups(int group, const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
-    if (group == 32) return quantize_row_groups<32>(x, columns, to, words, lanes);
-    if (group == 64) return quantize_row_groups<64>(x, columns, to, words, lanes);
-    return quantize_row_groups<128>(x, columns, to, words, lanes);
+static bool quantize_row_groups(int group, penstock_rounding rounding, const float *x, int64_t columns, int8_t *to,
+                                uint32_t *words, float *lanes) {
+    if (group == 32) return quantize_row_groups<32>(rounding, x, columns, to, words, lanes);
+    if (group == 64) return quantize_row_groups<64>(rounding, x, columns, to, words, lanes);
+    return quantize_row_groups<128>(rounding, x, columns, to, words, lanes);
 }
 
 // 128 numbers of 4 bits of one output.
@@ -284,7 +339,7 @@ INLINE void put_in_tile(const int8_t *numbers, uint8_t *tile, int64_t output) {
         reinterpret_cast<uint32_t *>(tile)[quad * 16 + output] = low[quad] | low[16 + quad] << 4;
 }
 
-// False: the numbers are not of 4 bits in such groups.
+// False: nothing shall be rounded, and the numbers are not of 4 bits in such groups.
 bool quantize_weight(const QuantizeWeightArgs &args) {
     const int group = group_of(args.format);
     const bool is_int8 = args.format == PENSTOCK_FORMAT_INT8, is_fp4 = args.format == PENSTOCK_FORMAT_FP4_32;
@@ -316,7 +371,7 @@ bool quantize_weight(const QuantizeWeightArgs &args) {
         } else if (group) {
             if (is_fp4) {
                 if (!quantize_row_fp4(x, columns, numbers, words)) return false;
-            } else if (!quantize_row_groups(group, x, columns, numbers, words, lanes)) {
+            } else if (!quantize_row_groups(group, args.rounding, x, columns, numbers, words, lanes)) {
                 return false;
             }
             const int per_tile = PENSTOCK_INT4_INPUTS / group;

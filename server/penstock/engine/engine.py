@@ -129,8 +129,8 @@ class Engine:
         cache_dtype: str = "auto",
         threads: int = 0,
     ) -> None:
-        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: "int8" or
-        "int4", of weights while they are read. `packed_cache`: where packed weights are kept between starts. `found`: what `choice.find`
+        """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: of
+        `packing.FORMATS`, weights while they are read. `packed_cache`: where packed weights are kept between starts. `found`: what `choice.find`
         gave, with which nothing is loaded. `cache_dtype`: of `cache_format.FORMATS`. `dtype` and `device` are torch's, or of `tensors` and `host`
         where the CPU engine runs the model. `threads`: its; 0: all.
         """

@@ -31,8 +31,8 @@ def load(
 ) -> tuple[str, Model]:
     """The name of what serves the model, and a rank's part of it. Raises UnusableModel.
 
-    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: int8 or
-    int4, of the weights of layers and, with `quantize_head`, of the head; "" leaves those that are published in 4 bits what they are, and none
+    `trusted`: the user has agreed to pickled weights and to code of the repository (--trust-remote-code). `quantize`: of
+    `packing.FORMATS`, the weights of layers and, with `quantize_head`, of the head; "" leaves those that are published in 4 bits what they are, and none
     does not. `packed_cache`: where packed weights are kept, if they are.
     `dtype` and `device` are torch's, or of `tensors` and `host`. `threads`: of the CPU engine; 0: all.
     """

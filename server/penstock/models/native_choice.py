@@ -114,7 +114,8 @@ def quantizer(
         raise UnusableModel(
             f"--quantize {quantize}: config.json: {widest} inputs of a matrix, and the most are {MOST_BYTE_INPUTS}"
         )
-    return Quantizer(FORMATS[quantize], head, runs, threads_of(threads))
+    format, rounding = FORMATS[quantize]
+    return Quantizer(format, head, runs, threads_of(threads), rounding)
 
 
 def published(
@@ -137,7 +138,7 @@ def published(
     return (
         None
         if _widest(shape) > MOST_BYTE_INPUTS
-        else Quantizer(Format.INT8, False, runs, threads_of(threads), Format[named.upper()])
+        else Quantizer(Format.INT8, False, runs, threads_of(threads), published=Format[named.upper()])
     )
 
 

@@ -28,13 +28,23 @@ from penstock_kernels.program import (
     TILE_OUTPUTS,
     Format,
     QuantizedMatrix,
+    Rounding,
     quantized_bytes,
     rounded_up,
 )
 from penstock_kernels.tensors import host
 
 ROWS_AT_ONCE = 4096
-FORMATS = {"int8": Format.INT8, "int4": Format.INT4}
+# Values of --quantize. Symmetric groups of 32 are whole numbers all through, which are read the fastest.
+FORMATS = {
+    "int8": (Format.INT8, Rounding.NOTHING),
+    "int4": (Format.INT4, Rounding.NOTHING),
+    "int4-zp": (Format.GROUPS_32, Rounding.WITH_ZERO_POINTS),
+    "int4-g64": (Format.GROUPS_64, Rounding.SYMMETRIC),
+    "int4-g64-zp": (Format.GROUPS_64, Rounding.WITH_ZERO_POINTS),
+    "int4-g128": (Format.GROUPS_128, Rounding.SYMMETRIC),
+    "int4-g128-zp": (Format.GROUPS_128, Rounding.WITH_ZERO_POINTS),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Quantizer:
     head: bool
     instruction_set: str
     threads: int
+    rounding: Rounding = Rounding.NOTHING
     published: Format | None = None
     """The groups of a checkpoint of 4 bits: matrices that are of such groups stay what they are, and others are quantized."""
 
@@ -110,7 +121,7 @@ class Quantizer:
         into = checkpoint.new((quantized_bytes(format, rows, columns),), tensors.uint8)
         if checkpoint.is_rehearsal:
             return QuantizedMatrix(format, rows, columns, into, into, into)
-        return tiles.quantize(matrix_OI, format, self.instruction_set, self.threads, into)
+        return tiles.quantize(matrix_OI, format, self.instruction_set, self.threads, into, self.rounding)
 
     def _regrouped(self, matrix_OI: Tensor, format: Format, checkpoint: Checkpoint) -> QuantizedMatrix | None:
         into = checkpoint.new((quantized_bytes(format, *matrix_OI.shape),), tensors.uint8)
