@@ -19,11 +19,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration-tests" / "parity"))
 
 import ranks  # noqa: F401 - whose folder of tests has the driver
-from client import row
-from driver import Driver
 from families import FAMILIES, vocabulary_of
 from models import make
 
+from client import row
+from driver import Driver
 from penstock.models import recipes
 from penstock.models.config import DecoderConfig
 from penstock.models.native import NativeDecoder

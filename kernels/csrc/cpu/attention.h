@@ -323,6 +323,12 @@ SEPARATE void copy_filled(const uint8_t *from, int rows, int64_t there, uint8_t 
     }
 }
 
+// The same of codes, of which 0 stands for 0.
+SEPARATE void copy_filled_codes(const uint8_t *from, int rows, int64_t there, uint8_t *to) {
+    for (int at = 0; at < rows; at++)
+        for (int i = 0; i < 32; i++) to[at * 32 + i] = at % 8 * 2 + i % 2 < there ? from[at * 32 + i] : 0;
+}
+
 // Bytes of a key head's split, up to which the next one is asked for ahead.
 constexpr int64_t kMostAhead = 256 * 1024;
 
@@ -380,7 +386,7 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         const int64_t first_page = here.first;
         int pages = here.count;
         if (pages <= 0) continue;
-        const uint8_t *page[2 * kPagesInSplit], *decoded[kPagesInSplit];  // behind a split's pages those that are read next
+        const uint8_t *page[2 * kPagesInSplit];  // behind a split's pages those that are read next
         int numbers[kPagesInSplit];
         uint16_t chosen[kPagesInSplit];
         find_pages(args, item, head, here, page);
@@ -409,7 +415,6 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         }
         // Pages of a decode come from far, and serve these queries only.
         const long step = row.count == 1 && !is_gathered ? kNextPages : 0;
-        const uint8_t **soon = page + kPagesInSplit;
         if (step == kNextPages) {
             const uint8_t *following[kPagesInSplit];
             for (const uint8_t *&one : following) one = page[0];  // nothing
@@ -423,17 +428,12 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         }
         for (int i = 0; i < pages; i += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, pages - i));
-            const uint8_t *const *keys = page + i;
-            if (is_coded) {
-                for (int at = 0; at < some; at++) {
-                    decoded[at] = s.decoded + at * heads.key_dim * 32;
-                    decode(codes, page[i + at], step ? soon[i + at] : page[i + at], heads.key_dim * 16,
-                           s.decoded + at * heads.key_dim * 32);
-                }
-                keys = decoded;
-            }
-            product(q, heads.key_dim * 2, queries, keys, some, heads.key_dim / PENSTOCK_TILE_INPUTS, kOfAttention,
-                    is_coded ? 0 : step, s.scores + i * kBlockFloats);
+            const int tiles = heads.key_dim / PENSTOCK_TILE_INPUTS;
+            float *const scores = s.scores + i * kBlockFloats;
+            if (is_coded)
+                product_with_codes({codes, page + i, -1, some, tiles, step, s.decoded}, q, heads.key_dim * 2, queries, scores);
+            else
+                product(q, heads.key_dim * 2, queries, page + i, some, tiles, kOfAttention, step, scores);
         }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
@@ -450,26 +450,22 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         // Tokens of the last page.
         const int64_t there =
             is_gathered ? PENSTOCK_PAGE_TOKENS : filled - (first_page + numbers[pages - 1]) * PENSTOCK_PAGE_TOKENS;
-        if (there < PENSTOCK_PAGE_TOKENS && !is_coded) {
-            copy_filled(page[pages - 1] + heads.value_offset, heads.value_dim / 2, there, s.page);
+        if (there < PENSTOCK_PAGE_TOKENS) {
+            const uint8_t *values = page[pages - 1] + heads.value_offset;
+            if (is_coded)
+                copy_filled_codes(values, heads.value_dim / 2, there, s.page);
+            else
+                copy_filled(values, heads.value_dim / 2, there, s.page);
             page[pages - 1] = s.page - heads.value_offset;
         }
         for (int column = 0; column < columns; column += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, columns - column));
-            const uint8_t *const *values = page;
-            int64_t offset = heads.value_offset + column * 512;
-            if (is_coded) {
-                for (int at = 0; at < pages; at++) {
-                    uint8_t *to = s.decoded + at * some * 512;
-                    const int64_t offset = heads.value_offset + column * 256;
-                    decode(codes, page[at] + offset, (step ? soon[at] : page[at]) + offset, some * 256, to);
-                    if (at == pages - 1 && there < PENSTOCK_PAGE_TOKENS) copy_filled(to, some * 8, there, to);
-                    decoded[at] = to;
-                }
-                values = decoded, offset = 0;
-            }
-            product_with_values(s.weights, kWeightBytes, queries, values, pages, some, offset, is_coded ? 0 : step,
-                                s.values);
+            if (is_coded)
+                product_with_codes({codes, page, heads.value_offset + column * 256, some, pages, step, s.decoded}, s.weights,
+                                   kWeightBytes, queries, s.values);
+            else
+                product_with_values(s.weights, kWeightBytes, queries, page, pages, some, heads.value_offset + column * 512, step,
+                                    s.values);
             for (int i = 0; i < queries; i++) {
                 // Each group of columns is joined with the same numbers.
                 float so_far = largest[i], so_much = total[i];

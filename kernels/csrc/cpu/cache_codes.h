@@ -7,6 +7,7 @@
 // a second time.
 #pragma once
 
+#include "products.h"
 #include "work.h"
 
 namespace {
@@ -58,6 +59,7 @@ INLINE I16 codes_of(const Code &code, F16 x) {
 struct Decoded {
     alignas(64) uint16_t of[128];
     alignas(64) uint8_t low[128], high[128];
+    bool by_bytes;  // the processor has VBMI: all but the first ones with AVX-512 and BF16
 };
 
 SEPARATE void decode_all(penstock_cache_format format, Decoded *decoded) {
@@ -67,23 +69,42 @@ SEPARATE void decode_all(penstock_cache_format format, Decoded *decoded) {
         decoded->low[at] = static_cast<uint8_t>(decoded->of[at]);
         decoded->high[at] = static_cast<uint8_t>(decoded->of[at] >> 8);
     }
+#if defined(__AVX512BW__)
+    decoded->by_bytes = __builtin_cpu_supports("avx512vbmi");
+#else
+    decoded->by_bytes = false;
+#endif
 }
 
 #if defined(__AVX512BW__)
-// The two bytes of 64 numbers by a permutation each: half the work, on what has VBMI (all but the first processors with AVX-512 and BF16).
-__attribute__((noinline, target("avx512vbmi"))) static void decode_bytes(const Decoded &decoded, const uint8_t *from,
-                                                                        const uint8_t *next, int count, uint8_t *to) {
-    const __m512i low_a = _mm512_load_si512(decoded.low), low_b = _mm512_load_si512(decoded.low + 64);
-    const __m512i high_a = _mm512_load_si512(decoded.high), high_b = _mm512_load_si512(decoded.high + 64);
+#define WITH_VBMI __attribute__((target("avx512vbmi")))
+
+// The two bytes of 64 numbers by a permutation each.
+struct ByteTables {
+    __m512i low_a, low_b, high_a, high_b;
+};
+WITH_VBMI INLINE ByteTables tables_of(const Decoded &decoded) {
+    return {_mm512_load_si512(decoded.low), _mm512_load_si512(decoded.low + 64), _mm512_load_si512(decoded.high),
+            _mm512_load_si512(decoded.high + 64)};
+}
+WITH_VBMI INLINE void numbers_of_bytes(const ByteTables &tables, const uint8_t *from, __m512i *first, __m512i *second) {
     const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // bytes are joined in the halves of each 16
+    const __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from));
+    const __m512i low = _mm512_permutex2var_epi8(tables.low_a, codes, tables.low_b);
+    const __m512i sizes = _mm512_permutex2var_epi8(tables.high_a, codes, tables.high_b);
+    const __m512i high = _mm512_or_si512(sizes, _mm512_and_si512(codes, _mm512_set1_epi8(-128)));
+    *first = _mm512_unpacklo_epi8(low, high), *second = _mm512_unpackhi_epi8(low, high);
+}
+
+WITH_VBMI __attribute__((noinline)) static void decode_bytes(const Decoded &decoded, const uint8_t *from, const uint8_t *next,
+                                                            int count, uint8_t *to) {
+    const ByteTables tables = tables_of(decoded);
     for (int at = 0; at < count; at += 64) {
-        const __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from + at));
+        __m512i first, second;
         fetch_far(next + at, 64);
-        const __m512i low = _mm512_permutex2var_epi8(low_a, codes, low_b);
-        const __m512i sizes = _mm512_permutex2var_epi8(high_a, codes, high_b);
-        const __m512i high = _mm512_or_si512(sizes, _mm512_and_si512(codes, _mm512_set1_epi8(-128)));
-        _mm512_storeu_si512(to + at * 2, _mm512_unpacklo_epi8(low, high));
-        _mm512_storeu_si512(to + at * 2 + 64, _mm512_unpackhi_epi8(low, high));
+        numbers_of_bytes(tables, from + at, &first, &second);
+        _mm512_storeu_si512(to + at * 2, first);
+        _mm512_storeu_si512(to + at * 2 + 64, second);
     }
 }
 #endif
@@ -91,7 +112,7 @@ __attribute__((noinline, target("avx512vbmi"))) static void decode_bytes(const D
 // `count` codes, a multiple of 64, to bf16. As many are asked for from `next` on.
 SEPARATE void decode(const Decoded &decoded, const uint8_t *from, const uint8_t *next, int count, uint8_t *to) {
 #if defined(__AVX512BW__)
-    if (__builtin_cpu_supports("avx512vbmi")) return decode_bytes(decoded, from, next, count, to);
+    if (decoded.by_bytes) return decode_bytes(decoded, from, next, count, to);
     fetch_far(next, count);
     const __m512i a = _mm512_load_si512(decoded.of), b = _mm512_load_si512(decoded.of + 32);
     const __m512i c = _mm512_load_si512(decoded.of + 64), d = _mm512_load_si512(decoded.of + 96);
@@ -123,6 +144,120 @@ SEPARATE void decode(const Decoded &decoded, const uint8_t *from, const uint8_t 
     uint16_t *out = reinterpret_cast<uint16_t *>(to);
     for (int at = 0; at < count; at++) out[at] = decoded.of[from[at] & 0x7f] | (uint16_t)((from[at] & 0x80) << 8);
 #endif
+}
+
+// Keys of some pages, or values of some columns of pages, in codes, and memory for what they become.
+struct CodedTiles {
+    const Decoded &decoded;
+    const uint8_t *const *pages;
+    int64_t offset;  // of values in a page, of the first of these columns; -1: keys
+    int count;       // columns: pages of keys, or columns of values
+    int tiles;       // of each: of a page's keys, or pages of values
+    long step;       // kNextPages: of what is multiplied the same is asked for in the pages a split further
+    uint8_t *memory;
+
+    const uint8_t *from(int column, int tile, int further = 0) const {
+        return offset < 0 ? pages[column + further] + tile * 512 : pages[tile + further] + offset + column * 256;
+    }
+    uint8_t *to(int column, int tile) const {
+        return memory + (offset < 0 ? (column * tiles + tile) * 1024 : (tile * count + column) * 512);
+    }
+};
+
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+// Rows whose sums with so many columns fit the registers beside tables.
+template <int count>
+constexpr int kRowsOfCodes = count > 2 ? 4 : 6;
+
+// `product_rows` of numbers that come from their codes in registers. They are kept for other rows if there are some.
+template <int rows, int count, bool keeps>
+WITH_VBMI __attribute__((noinline)) static void coded_rows(const CodedTiles &coded, const uint8_t *a, long a_bytes, float *c) {
+    const ByteTables tables = tables_of(coded.decoded);
+    const int pairs = coded.offset < 0 ? 16 : 8;
+    __m512 sum[rows][count];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) sum[r][i] = _mm512_setzero_ps();
+    for (int k = 0; k < coded.tiles; k++) {
+        const uint8_t *from[count], *next[count];
+        uint8_t *to[count];
+        for (int i = 0; i < count; i++) {
+            from[i] = coded.from(i, k);
+            next[i] = coded.step == kNextPages ? coded.from(i, k, kPagesInSplit) : from[i];
+            to[i] = coded.to(i, k);
+        }
+        for (int p = 0; p < pairs; p += 2) {
+            __m512bh x[rows][2];
+            for (int r = 0; r < rows; r++) {
+                const auto *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * pairs * 4 + p * 4);
+                x[r][0] = (__m512bh)_mm512_set1_epi32(pair[0]), x[r][1] = (__m512bh)_mm512_set1_epi32(pair[1]);
+            }
+            for (int i = 0; i < count; i++) {
+                __m512i first, second;
+                fetch_far(next[i] + p * 32, 64);
+                numbers_of_bytes(tables, from[i] + p * 32, &first, &second);
+                if (keeps) {
+                    _mm512_storeu_si512(to[i] + p * 64, first);
+                    _mm512_storeu_si512(to[i] + p * 64 + 64, second);
+                }
+                for (int r = 0; r < rows; r++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], x[r][0], (__m512bh)first);
+                for (int r = 0; r < rows; r++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], x[r][1], (__m512bh)second);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) _mm512_storeu_ps(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+
+template <int count, bool keeps, int most>
+INLINE void some_coded_rows(const CodedTiles &coded, const uint8_t *a, long a_bytes, int rows, float *c) {
+    if constexpr (most > 0) {
+        if (rows == most)
+            coded_rows<most, count, keeps>(coded, a, a_bytes, c);
+        else
+            some_coded_rows<count, keeps, most - 1>(coded, a, a_bytes, rows, c);
+    }
+}
+
+// Of the first rows. Returns how many.
+template <int count>
+INLINE int first_coded_rows(const CodedTiles &coded, const uint8_t *a, long a_bytes, int rows, float *c) {
+    constexpr int most = kRowsOfCodes<count>;
+    const int parts = (rows + most - 1) / most, some = (rows + parts - 1) / parts;
+    if (some < rows)
+        some_coded_rows<count, true, most>(coded, a, a_bytes, some, c);
+    else
+        some_coded_rows<count, false, most>(coded, a, a_bytes, some, c);
+    return some;
+}
+#endif
+
+// Multiplies up to 16 rows with them: c[column][row][number]. Sums are those of what was bf16 before.
+static void product_with_codes(const CodedTiles &coded, const uint8_t *a, long a_bytes, int rows, float *c) {
+    const bool are_keys = coded.offset < 0;
+    int done = 0;
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+    if (coded.decoded.by_bytes) {
+        done = coded.count == 4   ? first_coded_rows<4>(coded, a, a_bytes, rows, c)
+               : coded.count == 3 ? first_coded_rows<3>(coded, a, a_bytes, rows, c)
+               : coded.count == 2 ? first_coded_rows<2>(coded, a, a_bytes, rows, c)
+                                  : first_coded_rows<1>(coded, a, a_bytes, rows, c);
+        if (done == rows) return;
+    }
+#endif
+    const uint8_t *tiles[kPagesInSplit];
+    for (int at = 0; at < (are_keys ? coded.count : coded.tiles); at++) {
+        uint8_t *const to = are_keys ? coded.to(at, 0) : coded.to(0, at);
+        tiles[at] = to;
+        if (done > 0) continue;
+        const uint8_t *from = are_keys ? coded.from(at, 0) : coded.from(0, at), *next = from;
+        if (coded.step == kNextPages) next = are_keys ? coded.from(at, 0, kPagesInSplit) : coded.from(0, at, kPagesInSplit);
+        decode(coded.decoded, from, next, are_keys ? coded.tiles * 512 : coded.count * 256, to);
+    }
+    a += done * a_bytes, c += done * 16, rows -= done;
+    if (are_keys)
+        product(a, a_bytes, rows, tiles, coded.count, coded.tiles, kOfAttention, 0, c);
+    else
+        product_with_values(a, a_bytes, rows, tiles, coded.tiles, coded.count, 0, 0, c);
 }
 
 // The factor of `count` numbers as int8, and their codes, one behind the other.
