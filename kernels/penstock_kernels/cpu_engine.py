@@ -433,8 +433,8 @@ class CpuProgram:
         encoded_S: I64 | None = None,
         awaits_masks: bool = False,
     ) -> "Decodes":
-        """Steps that feed each of these slots one token, and take the likeliest or what `draws` says: see `Decodes`. `pages`, `places` and
-        `encoded` as in `step`."""
+        """Steps that feed each of these slots one token, or more, at most as many in all as there are rows of logits, and take behind each the
+        likeliest or what `draws` says: see `Decodes`. `pages`, `places` and `encoded` as in `step`."""
         places_R = slots_R if places_R is None else places_R
         return Decodes(
             self._library, self._handle, slots_R, places_R, pages, logits_RV, draws, encoded_S, awaits_masks
@@ -468,19 +468,20 @@ class Decodes:
         encoded_S: I64 | None,
         awaits_masks: bool,
     ) -> None:
-        rows = len(slots_R)
-        self.ids_R, self.first_R = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        """What the next step feeds, and the position of it."""
+        rows, most = len(slots_R), len(logits_RV)
+        self.ids_T, self.first_R = np.zeros(most, np.int64), np.zeros(rows, np.int64)
+        """What the next step feeds, and the position of each row's first token."""
+        self.counts_R = np.ones(rows, np.int64)
+        """Tokens of each row, which may change from step to step where none awaits masks."""
         self.summary = LogitsSummary(
-            np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
+            np.empty(most, np.int64), np.empty(most, np.float32), np.empty(most, np.float32)
         )
-        """Of the last step, which `logits_RV` has as well."""
-        self._counts_R = np.ones(rows, np.int64)
+        """Of the last step, of as many rows as it had tokens; which `logits_RV` has as well."""
         self.logits_RV = logits_RV
         made, *drawn = (None,) if draws is None else _encoded_draws(draws)
         self._draws, self._made = draws, made
         self._held = slots_R, places_R, pages, drawn, encoded_S
-        columns = (self.ids_R, slots_R, places_R, self.first_R, self._counts_R, pages)
+        columns = (self.ids_T, slots_R, places_R, self.first_R, self.counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
         encoded = None if encoded_S is None else address(encoded_S)
@@ -500,6 +501,13 @@ class Decodes:
 
     def run(self) -> None:
         """One step. Raises RankLost."""
+        succeeded(self._call(*self._arguments))
+
+    def run_tokens(self, tokens: int, draws: int) -> None:
+        """One step of so many tokens, the first of `ids_T`, behind which the first so many of `draws` draw. Raises RankLost."""
+        self._step.tokens = tokens
+        if self._made is not None:
+            self._made.count = draws
         succeeded(self._call(*self._arguments))
 
     def choose(self, masks: RowMasks) -> None:

@@ -142,7 +142,11 @@ class Driver:
         )
         repeats = self.engine.repeats
         if repeats is not None:  # logits were made in the call that made the rest
-            self.logits.append(torch.from_numpy(repeats.decodes.logits_RV.copy()))
+            decodes, rows = repeats.decodes, len(repeats.decodes.logits_RV)
+            if len(plan.drafts) and repeats.verifying is not None:
+                decodes, rows = repeats.verifying.decodes, rows + len(plan.tokens) // 4
+            if not self.logits:
+                self.logits.append(torch.from_numpy(decodes.logits_RV[:rows].copy()))
         if self.forgets and self.tables.windows:
             self._overwrite_behind()
         return result

@@ -439,8 +439,8 @@ PENSTOCK_CPU_API int penstock_cpu_summarize(penstock_program *program, const flo
                                             int64_t mask_words, const int32_t *mask_of_row, int64_t *tokens,
                                             float *largest, float *totals);
 
-// A whole step of rows of one token each: the body, the head on all rows of buffer 0, and the choice without masks. `tokens` null: no choice,
-// which `penstock_cpu_choose` then makes.
+// A whole step that samples behind each of its tokens: the body, the head on all rows of buffer 0, and the choice without masks. `tokens`
+// null: no choice, which `penstock_cpu_choose` then makes.
 PENSTOCK_CPU_API int penstock_cpu_decode(penstock_program *program, const penstock_step *step, float *logits, int64_t stride,
                                          int64_t columns, int64_t *tokens, float *largest, float *totals,
                                          const penstock_draws *draws);

@@ -592,7 +592,6 @@ void Program::summarize(const float *logits, int64_t stride, int64_t rows, int64
 
 void Program::decode(const penstock_step &step, float *logits, int64_t stride, int64_t columns, int64_t *tokens,
                      float *largest, float *totals, const penstock_draws *draws) {
-    if (step.rows != step.tokens) throw wrong("a decode of rows that have more than one token");
     const int64_t rows = step.tokens;
     this->step(step);
     const Buffer &hidden = buffers_.front();

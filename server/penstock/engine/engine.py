@@ -21,7 +21,7 @@ from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_sampling import NativeSampler
-from penstock.engine.native_steps import NativeSteps, Repeats
+from penstock.engine.native_steps import NativeSteps, Repeats, Verifying
 from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
@@ -97,6 +97,9 @@ class Launched:
     kept_S: Array | None = None  # of samples of a plan with trees: those behind accepted drafts, or none
     offsets_S: I64 | None = None  # of its samples in their rows
     draft_ns: int = 0  # of the drafter
+    accepted_V: I64 | None = (
+        None  # drafts, of each row that has some; then `sampled` has only what follows those
+    )
 
 
 @dataclass(slots=True)
@@ -373,7 +376,10 @@ class Engine:
         self.slots.apply(plan)
         repeats = self._repeats_of(plan)
         if repeats is not None and self.native is not None:
-            return self._repeat(plan, repeats, self.native, began, traced_since)
+            if not len(plan.drafts):
+                return self._repeat(plan, repeats, self.native, began, traced_since)
+            if repeats.verifying is not None:
+                return self._verify(plan, repeats, repeats.verifying, self.native, began, traced_since)
         if len(plan.copies):
             self.cache.copy_pages(plan.copies)
             if self.drafter is not None:
@@ -457,7 +463,7 @@ class Engine:
         rows, decodes = len(plan.slots), repeats.decodes
         if self.threads is not None:
             self.threads.begin(rows)
-        decodes.ids_R[:] = self.last_sampled[plan.slots]
+        decodes.ids_T[:] = self.last_sampled[plan.slots]
         decodes.first_R[:] = plan.positions
         repeats.draws.move(plan.positions + 1)
         prepared = time.perf_counter_ns()
@@ -468,6 +474,41 @@ class Engine:
             launched.unsampled = repeats
         else:
             self._take(launched, repeats, None)
+        return launched
+
+    def _verify(
+        self,
+        plan: Plan,
+        repeats: Repeats,
+        verifying: Verifying,
+        native: NativeModel,
+        began: int,
+        traced_since: int,
+    ) -> Launched:
+        """A step with chains of drafts, in one call."""
+        self.steps += 1
+        tokens = len(plan.slots) + len(plan.tokens)
+        if self.threads is not None:
+            self.threads.begin(tokens)
+        prepared = time.perf_counter_ns()
+        chains = verifying.run(plan, native, self.last_sampled[plan.slots])
+        forwarded = time.perf_counter_ns()
+        decodes = verifying.decodes
+        self.last_sampled[plan.slots] = decodes.summary.tokens_S[chains.lasts_R]
+        self.slots.settle(plan.slots, plan.drafts - chains.accepted_R)
+        times = (prepared - began, forwarded - prepared, 0, traced_since)
+        indices = replace(repeats.indices, sample_rows=chains.rows_S)
+        launched = Launched(plan, indices, None, None, None, *times)
+        if self.group.is_output_rank:
+            assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
+            slots = plan.slots[chains.rows_S]
+            launched.sampled = self.sampler.kept(decodes.logits_RV, decodes.summary, slots, chains.kept_S)
+            launched.accepted_V = chains.accepted_R[plan.drafts > 0]
+        launched.sample_ns = time.perf_counter_ns() - forwarded
+        if self.threads is not None:
+            attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
+            took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
+            self.threads.end(tokens, attended, took)
         return launched
 
     def _take(self, launched: Launched, repeats: Repeats, masks: Masks | None) -> None:
@@ -571,6 +612,8 @@ class Engine:
                 else:
                     valid = verified.offsets_S <= accepted_R[verified.rows_S]
                 result.accepted = accepted_R[verified.has_drafts_R].astype("<u4").tobytes()
+            if launched.accepted_V is not None:
+                result.accepted = launched.accepted_V.astype("<u4").tobytes()
             result.sampled = np.asarray(sampled.tokens_S)[valid].astype("<u4").tobytes()
             result.logprobs = np.asarray(sampled.logprobs_S)[valid].astype("<f4", copy=False).tobytes()
             if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:

@@ -4,7 +4,7 @@ Called by the engine with the logits of the rows that sample, of models that the
 follows from its choice, verified drafts and counts. In numpy; must not import torch. `sampling` does the same with torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +42,26 @@ class RepeatedDraws:
         """To the step that samples at these positions, of all rows."""
         if self.draws is not None:
             self.draws.rows["uniform"] = uniform_at(self.keys, positions_R[self.rows])
+
+    def of_samples(self, most: int) -> "RepeatedDraws":
+        """With room for so many samples, several of a row: see `take`."""
+        if self.draws is None:
+            return self
+        return replace(self, draws=replace(self.draws, rows=np.zeros(most, DRAW_ROW)))
+
+    def take(self, of_rows: "RepeatedDraws", rows_S: I64, firsts_R: I64, positions_S: I64) -> int:
+        """To a step whose samples are of these rows, at these positions; each is drawn as `of_rows` draws its row. `firsts`: of each
+        row its first sample. Returns how many are drawn.
+        """
+        assert self.draws is not None and of_rows.draws is not None
+        place_of_row = np.full(len(firsts_R), -1)
+        place_of_row[of_rows.rows] = np.arange(len(of_rows.rows))
+        places_S = place_of_row[rows_S]
+        drawn = np.flatnonzero(places_S >= 0)
+        places, made = places_S[drawn], self.draws.rows[: len(drawn)]
+        made[:] = of_rows.draws.rows[places]
+        made["row"], made["uniform"] = drawn, uniform_at(of_rows.keys[places], positions_S[drawn])
+        return len(drawn)
 
 
 class NativeSampler(SlotSampling):
@@ -110,6 +130,24 @@ class NativeSampler(SlotSampling):
         if counted:
             self._count(slots, summary.tokens_S, masks, None)
         return self._sampled(logits_RV, summary, slots, summary.tokens_S)
+
+    def kept(self, logits_SV: F32, summary: LogitsSummary, slots: I64, kept_S: I64) -> Sampled:
+        """What `sample` gives of some samples of such rows, which are those of `slots`, where none is counted."""
+        tokens, largest, totals = (
+            summary.tokens_S[kept_S],
+            summary.largest_S[kept_S],
+            summary.totals_S[kept_S],
+        )
+        some = LogitsSummary(tokens, largest, totals)
+        return Sampled(
+            tokens_S=tokens,
+            logprobs_S=some.logprobs(logits_SV[kept_S, tokens][:, None])[:, 0],
+            sound_S=some.sound_S,
+            possible_S=None,
+            top_counts=self.top_counts[slots],
+            top_tokens_SN=None,
+            top_logprobs_SN=None,
+        )
 
     def _sampled(
         self,

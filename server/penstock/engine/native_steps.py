@@ -10,7 +10,7 @@ from penstock.engine.columns import F32, I64
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.logits_indices import LogitsIndices, sampled_positions
 from penstock.engine.native_sampling import RepeatedDraws
-from penstock.engine.plan import CONTINUE, PROMPT_LOGPROBS, Plan
+from penstock.engine.plan import CONTINUE, MASKED, PROMPT_LOGPROBS, Plan
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeModel, NativeStep
 from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
@@ -26,6 +26,7 @@ class Repeats:
     draws: RepeatedDraws
     indices: LogitsIndices
     masked_rows: I64  # on the rank that chooses
+    verifying: "Verifying | None"  # None: drafts take several calls
 
     @classmethod
     def of(
@@ -45,7 +46,82 @@ class Repeats:
         where, logits_RV = places_of(slots, table), logits_SV[: len(rows)]
         awaits_masks = len(masked_rows) > 0
         decodes = native.decodes(slots, where, table.pages, logits_RV, draws.draws, encoded, awaits_masks)
-        return cls(decodes, draws, indices, masked_rows)
+        verifying = None
+        # On every rank the same: what is drawn with masks or counts is told in another way.
+        if table.limits.max_step_drafts and not (draws.are_counted or (plan.flags & MASKED).any()):
+            logits = logits_SV[: len(rows) + table.limits.max_step_drafts]
+            many = draws.of_samples(len(logits))
+            verifying = Verifying(
+                native.decodes(slots, where, table.pages, logits, many.draws, encoded), draws, many
+            )
+        return cls(decodes, draws, indices, masked_rows, verifying)
+
+
+@dataclass(slots=True)
+class Verifying:
+    """Steps of the same rows with chains of drafts, each in one call."""
+
+    decodes: Decodes
+    of_rows: RepeatedDraws
+    draws: RepeatedDraws  # room for one of every sample
+
+    def run(self, plan: Plan, native: NativeModel, last_R: I64) -> "Chains":
+        """One of them, whose rows sampled `last` before."""
+        decodes, counts = self.decodes, plan.counts
+        rows, tokens = len(counts), len(counts) + len(plan.tokens)
+        ids, draws = decodes.ids_T, 0
+        decodes.first_R[:], decodes.counts_R[:] = plan.positions, counts
+        if rows == 1:
+            firsts = NO_ROWS
+            ids[0], ids[1:tokens] = last_R[0], plan.tokens
+            if self.of_rows.draws is not None:
+                draws = tokens
+                positions_S = np.arange(plan.positions[0] + 1, plan.positions[0] + 1 + tokens)
+                self.draws.take(self.of_rows, np.zeros(tokens, np.int64), NO_ROWS, positions_S)
+        else:
+            firsts = np.cumsum(counts) - counts
+            is_draft_T = np.ones(tokens, np.bool_)
+            is_draft_T[firsts] = False
+            ids[:tokens][is_draft_T], ids[firsts] = plan.tokens, last_R
+            if self.of_rows.draws is not None:
+                rows_S = np.repeat(np.arange(rows), counts)
+                positions_S = np.arange(1, tokens + 1) + (plan.positions - firsts)[rows_S]
+                draws = self.draws.take(self.of_rows, rows_S, firsts, positions_S)
+        native.run_tokens(decodes, tokens, draws)
+        return Chains.accepted(decodes.summary.tokens_S, ids, counts, tokens)
+
+
+NO_ROWS: I64 = np.zeros(1, np.int64)
+
+
+@dataclass(slots=True)
+class Chains:
+    """What becomes of a step's chains: what `native_sampling.verify` says of drafts that are no trees."""
+
+    accepted_R: I64
+    kept_S: I64  # samples that follow accepted drafts, or none
+    rows_S: I64  # of those
+    lasts_R: I64  # of each row the last of those
+
+    @classmethod
+    def accepted(cls, tokens_S: I64, ids_T: I64, counts_R: I64, samples: int) -> "Chains":
+        """Where a sample is what was fed behind it the draft was right, and none counts behind one that was wrong."""
+        # Of few numbers: what numpy takes to begin is more than to look at each.
+        agrees = (tokens_S[: samples - 1] == ids_T[1:samples]).tolist()
+        accepted: list[int] = []
+        kept: list[int] = []
+        rows: list[int] = []
+        first = 0
+        for row, count in enumerate(counts_R.tolist()):
+            right = 0
+            while right < count - 1 and agrees[first + right]:
+                right += 1
+            accepted.append(right)
+            kept += range(first, first + right + 1)
+            rows += [row] * (right + 1)
+            first += count
+        accepted_R, firsts_R = np.array(accepted), np.cumsum(counts_R) - counts_R
+        return cls(accepted_R, np.array(kept), np.array(rows), firsts_R + accepted_R)
 
 
 class NativeSteps:
@@ -62,12 +138,13 @@ class NativeSteps:
 
     def make(self, plan: Plan, last_sampled: I64) -> tuple[LogitsIndices, NativeStep]:
         """`last_sampled` has the last token of every slot."""
-        self._last = made = self._further(plan, last_sampled) or self._anew(plan, last_sampled)
+        made = self._further(plan, last_sampled) or self._anew(plan, last_sampled)
+        self._last = None if len(plan.drafts) else made
         return made
 
     def _further(self, plan: Plan, last_sampled: I64) -> tuple[LogitsIndices, NativeStep] | None:
         """From the last step, where the plan goes on from its plan."""
-        if not plan.goes_on or self._last is None:
+        if not plan.goes_on or self._last is None or len(plan.drafts):
             return None
         indices, step = self._last
         indices = replace(indices, sample_positions=plan.positions + 1)

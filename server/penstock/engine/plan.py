@@ -118,13 +118,13 @@ class Plan:
     copies: I64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     # Once the slots have accepted it:
     trees: DraftTrees | None = None  # None: all drafts are chains
-    goes_on: bool = False  # the rows of the plan before, each of one token, a token further, some with more pages; and nothing else
+    # The rows of the plan before, each with the token behind its last one and chains of drafts, some with more pages; and nothing else.
+    goes_on: bool = False
 
     @property
     def has_rows_alone(self) -> bool:
-        """Whether it says nothing but of each row its slot, flags, position, count and the pages that it gets."""
-        columns = (self.released, self.tokens, self.prompt_targets)
-        more = (self.drafts, self.saves, self.draft_parents, self.copies)
+        """Whether it says nothing but of each row its slot, flags, position, count, drafts and the pages that it gets."""
+        columns, more = (self.released, self.prompt_targets), (self.saves, self.copies)
         return self.starts is None and not any(map(len, columns)) and not any(map(len, more))
 
 

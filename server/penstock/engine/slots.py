@@ -35,6 +35,8 @@ MAX_TOP_TOKENS = 32
 # A row that feeds the token that its slot sampled last. It may be masked.
 DECODE = CONTINUE | SAMPLE
 
+NO_COUNTS: I64 = np.zeros(0, np.int64)
+
 # Room of slots without blocks.
 ENDLESS = np.iinfo(np.int64).max
 
@@ -62,10 +64,12 @@ class Limits:
 
 @dataclass(slots=True)
 class _Decodes:
-    """A plan that fed the last token of each row and nothing else, and how far those that went on from it are."""
+    """A plan that fed the last token of each row, drafts and nothing else, and how far those that went on from it are."""
 
     plan: Plan
+    counts: I64  # of the last plan without drafts, if there was one
     ends: I64  # to which the rows' slots are filled
+    planned: I64  # and may be, as far as the router knows; the same array where it knows
     rooms: I64  # and may be, with the blocks that they have: see `SlotTable._rooms`
 
 
@@ -221,8 +225,12 @@ class SlotTable:
             self.states.take(slots[verifying], plan.drafts[verifying])
         self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
-        if (flags | MASKED == DECODE | MASKED).all() and plan.has_rows_alone:
-            self._last = _Decodes(plan, ends, self._rooms(slots, self.block_counts[slots]))
+        may_go_on = plan.has_rows_alone and not (self.states is not None and len(plan.drafts))
+        if may_go_on and (flags | MASKED == DECODE | MASKED).all():
+            rooms = self._rooms(slots, self.block_counts[slots])
+            counted = NO_COUNTS if len(plan.drafts) else counts
+            planned = ends if (bounds == ends).all() else bounds
+            self._last = _Decodes(plan, counted, ends, planned, rooms)
 
     def _rooms(self, slots: I64, block_counts: I64) -> I64:
         """How far these slots may be filled with so many blocks."""
@@ -236,22 +244,28 @@ class SlotTable:
         return rooms
 
     def _go_on(self, plan: Plan, last: _Decodes) -> bool:
-        """Whether the rows are those of the last plan, each a token further, for which there is room; then it is taken over. Most
-        plans are such, and nothing else of them but their pages has to be looked at. `PlanReader` makes arrays anew only where they
-        differ. Raises BadPlan.
+        """Whether the rows are those of the last plan, each with the token behind its last one and a chain of drafts or none, for which
+        there is room; then it is taken over. Most plans are such, and nothing else of them but drafts and pages has to be looked at.
+        `PlanReader` makes arrays anew only where they differ. Raises BadPlan.
         """
         before, rows = last.plan, len(last.ends)
         if not (
             plan.slots is before.slots
             and plan.flags is before.flags
-            and plan.counts is before.counts
             and plan.has_rows_alone
             and len(plan.new_block_counts) == rows
             and len(plan.positions) == rows
-            and (plan.positions == last.ends).all()
+            and (plan.counts is last.counts or self._are_chains(plan, rows))
+            and not (len(plan.tokens) and plan.counts is last.counts)
         ):
             return False
-        ends, rooms = last.ends + 1, last.rooms
+        positions = plan.positions
+        if last.planned is last.ends:
+            if (positions != last.ends).any():
+                return False
+        elif ((positions < last.ends) | (positions > last.planned)).any():
+            return False
+        ends, rooms = last.ends + plan.counts, last.rooms
         gets_pages = len(plan.new_pages) > 0 or bool(plan.new_block_counts.any())
         if gets_pages:
             rooms = self._rooms(plan.slots, self.block_counts[plan.slots] + plan.new_block_counts)
@@ -259,14 +273,47 @@ class SlotTable:
             return False
         if gets_pages:
             self._append_pages(plan)
-        last.rooms = rooms
-        last.ends = self.filled[plan.slots] = self.planned[plan.slots] = ends
+        planned = ends
+        if last.planned is not last.ends:
+            planned = positions + plan.counts
+            plan.positions = last.ends
+            if (planned == ends).all():
+                planned = ends
+        if len(plan.drafts) == 0:
+            last.counts = plan.counts
+        last.rooms, last.ends, last.planned = rooms, ends, planned
+        self.filled[plan.slots], self.planned[plan.slots] = ends, planned
         plan.goes_on = True
         return True
+
+    def _are_chains(self, plan: Plan, rows: int) -> bool:
+        """Whether each of the rows, which go on, feeds a token and a chain of drafts or none, within the limits. Others are looked at
+        more closely.
+        """
+        drafts, counts, limits = plan.drafts, plan.counts, self.limits
+        if len(counts) != rows or len(plan.draft_parents):
+            return False
+        if len(drafts) == 0:
+            return len(plan.tokens) == 0 and bool((counts == 1).all())
+        total = len(plan.tokens)
+        return (
+            self.states is None
+            and len(drafts) == rows
+            and bool((counts == drafts + 1).all())
+            and 0 < total == int(drafts.sum())
+            and total <= limits.max_step_drafts
+            and rows + total <= limits.max_step_tokens
+            and int(plan.tokens.max()) < limits.vocab_size
+        )
 
     def settle(self, slots: I64, rejected: I64) -> None:
         """Of the last step: so many drafts of these slots' rows were not accepted."""
         self.filled[slots] -= rejected
+        last = self._last
+        if last is not None:
+            if last.planned is last.ends:
+                last.planned = last.ends.copy()
+            last.ends = self.filled[last.plan.slots]
         if self.states is not None:
             self.states.settle(slots, rejected)
 

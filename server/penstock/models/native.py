@@ -192,6 +192,11 @@ class NativeModel:
         with _named():
             decodes.run()
 
+    def run_tokens(self, decodes: Decodes, tokens: int, draws: int) -> None:
+        """One step of them that feeds so many tokens, and draws so many."""
+        with _named():
+            decodes.run_tokens(tokens, draws)
+
     def choose(self, decodes: Decodes, masks: RowMasks) -> None:
         """The rest of a step that awaited masks."""
         with _named():
