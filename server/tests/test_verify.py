@@ -425,3 +425,106 @@ def test_the_cpu_engine_verifies_as_it_decodes() -> None:
         expected = one_by_one(driver, SAMPLINGS[name])
         found = with_drafts(driver, SAMPLINGS[name], expected.tokens, exact=False)
         assert found.first(TOKENS) == expected.first(TOKENS)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int) -> None:
+    """Rows beside each other, greedy and drawn, with good, bad and no drafts; then with one that has penalties, wants alternatives or is
+    masked, whose steps take several calls; positions are known or bounds; and rows leave and others come.
+    """
+    drivers = [Driver(tiny.MODEL, torch.bfloat16, blocks=200) for _ in range(2)]
+    if drivers[0].engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    for driver in drivers:
+        driver.engine._set_threads(threads)
+    drivers[1].engine._repeats_of = lambda plan: None  # type: ignore[method-assign]
+    verified, seen = 0, 0
+    verify = drivers[0].engine._verify
+
+    def count(*given: Any) -> Any:
+        nonlocal verified
+        verified += 1
+        return verify(*given)
+
+    drivers[0].engine._verify = count  # type: ignore[method-assign]
+
+    def step(rows: list[dict[str, Any]], **more: Any) -> pb.StepResult:
+        results = [driver.step(rows, **more) for driver in drivers]
+        for result in results:
+            for name in ("prepare_ns", "forward_ns", "sample_ns"):
+                result.ClearField(name)
+        assert results[0] == results[1]
+        ours, theirs = (driver.engine.last_sampled for driver in drivers)
+        assert (ours == theirs).all()
+        return results[0]
+
+    rng = Random(5)
+    groups: list[tuple[dict[int, str], int, bool]] = [
+        ({0: "greedy"}, 24, True),
+        ({0: "temperature"}, 24, True),
+        ({0: "greedy", 1: "top-p", 2: "greedy", 3: "min-p"}, 40, True),
+        ({0: "greedy", 2: "penalties"}, 10, False),
+        ({0: "greedy with alternatives", 1: "top-k"}, 10, False),
+        ({1: "greedy", 3: "top-p"}, 10, False),
+    ]
+    plain = {"temperature": {"temperatures": 0.9, "seeds": 7}}
+    for number, (kinds, turns, is_fast) in enumerate(groups):
+        masked = {3} if number == 5 else set()
+        texts = {}
+        for slot, name in kinds.items():
+            start = plain.get(name, SAMPLINGS[name])
+            blocks = list(range(16 * slot, 16 * slot + 16))
+            first = [*PROMPT, slot, number]
+            texts[slot] = sampled(step([row(slot, first, 0, blocks, start=start)]))
+        bounds = {slot: len(PROMPT) + 2 for slot in kinds}
+        for turn in range(turns):
+            rows, drafts = [], {}
+            for slot, text in texts.items():
+                # Right as often as such a model says the same again.
+                right = (
+                    text[-1:] * rng.randrange(5)
+                    if rng.random() < 0.5
+                    else rng.sample(range(300), rng.randrange(4))
+                )
+                drafts[slot] = right if turn % 5 else []
+                position = len(PROMPT) + 1 + len(text) if rng.random() < 0.5 else bounds[slot]
+                bounds[slot] = position + 1 + len(drafts[slot])
+                rows.append(row(slot, None, position, drafts=drafts[slot], masked=slot in masked))
+            before = verified
+            words = [list(range(40, 400))] * len(masked)
+            result = step(rows, masks=words) if masked else step(rows)
+            wanted = any(drafts.values())
+            seen += len(accepted(result)) > 0
+            # A mask, a penalty or alternatives take several calls, and so does the first step of these rows.
+            assert verified - before == (is_fast and wanted and turn > 0)
+            tokens, lengths = sampled(result), iter(accepted(result))
+            for slot, text in texts.items():
+                taken = (next(lengths) if drafts[slot] else 0) + 1
+                text += tokens[:taken]
+                tokens = tokens[taken:]
+            assert not tokens
+    assert verified > 50 and seen > verified
+
+
+def test_a_row_in_one_call_whose_draft_leads_to_no_numbers_fails_only_where_it_is_accepted() -> None:
+    driver = Driver(tiny.MODEL, torch.bfloat16)
+    native = driver.engine.native
+    if native is None:
+        pytest.skip("there is no CPU engine here")
+    expected = one_by_one(driver, {}, 8).tokens
+    run = native.run_tokens
+    for spoiled, fails in ((1, True), (2, False)):
+        driver.begin()
+        driver.step([row(0, PROMPT, 0, [0, 1], start={})])
+        driver.step([row(0, None, len(PROMPT))])
+
+        def spoil(decodes: Any, tokens: int, draws: int, at: int = spoiled) -> None:
+            run(decodes, tokens, draws)
+            decodes.summary.totals_S[at] = np.nan
+
+        native.run_tokens = spoil  # type: ignore[method-assign]
+        drafts = [expected[2], (expected[3] + 1) % 199]
+        result = driver.step([row(0, None, len(PROMPT) + 1, drafts=drafts)])
+        native.run_tokens = run  # type: ignore[method-assign]
+        assert accepted(result) == [1] and sampled(result) == expected[2:4]
+        assert [error.row for error in result.errors] == ([0] if fails else [])
