@@ -446,7 +446,7 @@ def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int
         verified += 1
         return verify(*given)
 
-    drivers[0].engine._verify = count  # type: ignore[method-assign]
+    drivers[0].engine._verify = count  # type: ignore[method-assign, assignment]
 
     def step(rows: list[dict[str, Any]], **more: Any) -> pb.StepResult:
         results = [driver.step(rows, **more) for driver in drivers]
