@@ -2,7 +2,8 @@
 //! follow, masks. Grammars keep it, matchers begin from it and give it back when they are dropped.
 //!
 //! A text has a lexer of its own, which finds states as it needs them; to find one takes as long as to walk many tokens. When the
-//! text ends, its lexer becomes the one that the next texts begin with, if it has more states and keeps within bounds. So states
+//! text ends, its lexer becomes the one that the next texts begin with, if it has more states and keeps within bounds. Now and
+//! then a copy of it does while the text goes on, so that who comes later does not wait for a long text to end. So states
 //! keep their numbers from text to text, and masks can be kept by them. Two texts that began together may have found other
 //! states for the same numbers: only one of them is taken over.
 
@@ -80,13 +81,24 @@ struct Masks {
     bytes: usize,
 }
 
-/// What a text began with. Gives back what its parser found out when it is dropped.
+/// What a text began with. Gives back what its parser found out when it is told to and when it is dropped.
 pub(crate) struct Beginning {
     learned: Arc<Learned>,
     /// At the start; shares the lexer with the text's own parser.
     parser: TokenParser,
+    /// As they were when it began, or when it was taken over itself.
     takeovers: u64,
     states: usize,
+}
+
+impl Beginning {
+    /// What the text found out so far. It goes on with a lexer of its own, so a copy is taken over.
+    pub(crate) fn teach(&mut self) {
+        if let Some(states) = self.learned.take_over(self, TokenParser::deep_clone) {
+            self.takeovers += 1;
+            self.states = states;
+        }
+    }
 }
 
 impl Learned {
@@ -111,28 +123,41 @@ impl Learned {
         (parser, beginning)
     }
 
-    fn end(&self, beginning: &Beginning) {
-        let parser = &beginning.parser;
+    /// If the parser's lexer has more to tell and no other was taken over meanwhile: how many states it has.
+    fn take_over(
+        &self,
+        beginning: &Beginning,
+        parser: impl FnOnce(&TokenParser) -> TokenParser,
+    ) -> Option<usize> {
         // After a panic its lexer is gone, and asking for it panics.
-        let stats =
-            panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| Ok(parser.parser.lexer_stats())));
-        let Ok(stats) = stats else { return };
+        let stats = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            Ok(beginning.parser.parser.lexer_stats())
+        }));
+        let stats = stats.ok()?;
         // As the matcher's own bound counts them.
         let bytes = stats.num_bytes;
         let is_more = stats.num_states > beginning.states + beginning.states / 8;
         let Budget { most_states, most_bytes, .. } = *self.budget;
         if stats.error || !is_more || stats.num_states > most_states || bytes > most_bytes {
-            return;
+            return None;
         }
+        if locked(&self.known).takeovers != beginning.takeovers {
+            return None;
+        }
+        // A copy takes long, and who begins a text must not wait for it.
+        let parser = Arc::new(parser(&beginning.parser));
         let mut known = locked(&self.known);
         let more = bytes.saturating_sub(known.bytes);
         if known.takeovers != beginning.takeovers || !self.budget.take(more) {
-            return;
+            return None;
         }
         known.bytes += more;
         known.states = stats.num_states;
         known.takeovers += 1;
-        known.parser = Arc::new(parser.clone());
+        let before = std::mem::replace(&mut known.parser, parser);
+        drop(known);
+        drop(before);
+        Some(stats.num_states)
     }
 
     fn keep(&self, state: u32, mask: &SimpleVob) {
@@ -156,7 +181,7 @@ impl Drop for Learned {
 
 impl Drop for Beginning {
     fn drop(&mut self) {
-        self.learned.end(self);
+        self.learned.take_over(self, TokenParser::clone);
     }
 }
 
@@ -319,12 +344,43 @@ mod tests {
                 text.advance(u32::from(byte)).unwrap();
             }
         }
-        assert_eq!(lexer(&grammar), begun, "texts that go on teach nothing");
+        assert_eq!(lexer(&grammar), begun, "they teach nothing so soon");
         texts.pop();
         let first = lexer(&grammar);
         assert!(first.0 == 1 && first.1 > begun.1, "{first:?}");
         texts.pop();
         assert_eq!(lexer(&grammar), first, "its states have other numbers");
+    }
+
+    #[test]
+    fn a_text_that_goes_on_teaches_those_that_begin_meanwhile() {
+        let grammar = compiler(Limits::default()).compile(sources()[0].clone(), &Cancel::new()).unwrap();
+        let begun = lexer(&grammar);
+        let mut long = grammar.matcher();
+        let take = |text: &mut Matcher, letters: &str| {
+            for byte in letters.bytes() {
+                mask(text, grammar.mask_words());
+                text.advance(u32::from(byte)).unwrap();
+            }
+        };
+        // It has a mask for each letter but the first, whose mask is the grammar's.
+        take(&mut long, &"the ab ".repeat(4));
+        assert_eq!(lexer(&grammar), begun);
+        take(&mut long, &"cd ef ".repeat(2));
+        let taught = lexer(&grammar);
+        assert!(taught.0 == 1 && taught.1 > begun.1, "{taught:?} after {begun:?}");
+        // What it finds then is its own: another's lexer stays as it is.
+        let mut other = grammar.matcher();
+        take(&mut long, "abcdefgh ");
+        assert_eq!(lexer(&grammar), taught);
+        take(&mut other, "the abcd ");
+        // It ends first; so what the other found out under the same numbers is not taken over.
+        take(&mut long, &"zz yyyyyyyyy ".repeat(3));
+        let later = lexer(&grammar);
+        assert!(later.0 == 2, "the same text again: {later:?}");
+        take(&mut other, &"qqqqqq ".repeat(8));
+        drop(other);
+        assert_eq!(lexer(&grammar), later);
     }
 
     /// Each text of this one finds states that no other needs.
