@@ -76,7 +76,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--model-id", default=str(SHIPPED))
     arguments = parser.parse_args()
-    print(f"{processor()}; {Path(arguments.model_id).name}; tokens per second, {arguments.tokens} tokens each")
+    print(
+        f"{processor()}; {Path(arguments.model_id).name}; tokens per second, {arguments.tokens} tokens each"
+    )
     with penstock("--model-id", arguments.model_id) as server:
         for batch in arguments.batches:
             mixes = {kind: [kind] * batch for kind in GRAMMARS}
