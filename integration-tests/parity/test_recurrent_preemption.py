@@ -32,8 +32,13 @@ def folder_of(folder: Path, family: str) -> Path:
 
 
 def requests() -> list[Ask]:
-    """Greedy ones and sampled ones, each of which takes most of the cache."""
-    sampled = [{} if number < 4 else {"temperature": 0.8, "seed": number} for number in range(len(STEMS))]
+    """Greedy ones and sampled ones, each of which takes most of the cache.
+
+    Torch computes again in another order what was preempted, and differs by 1e-6: of few tokens to draw from, the sums of whose
+    probabilities lie far apart, none tips.
+    """
+    drawn = {"temperature": 0.8, "top_k": 4}
+    sampled = [{} if number < 4 else {**drawn, "seed": number} for number in range(len(STEMS))]
     return [
         complete(f"{stem} feeds a penstock, and", 200, **options)
         for stem, options in zip(STEMS, sampled, strict=True)
