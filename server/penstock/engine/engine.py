@@ -378,8 +378,9 @@ class Engine:
         if repeats is not None and self.native is not None:
             if not len(plan.drafts):
                 return self._repeat(plan, repeats, self.native, began, traced_since)
-            if repeats.verifying is not None:
-                return self._verify(plan, repeats, repeats.verifying, self.native, began, traced_since)
+            verifying = repeats.verifying
+            if verifying is not None:
+                return self._verify(plan, repeats, verifying, self.native, began, traced_since)
         if len(plan.copies):
             self.cache.copy_pages(plan.copies)
             if self.drafter is not None:

@@ -2,6 +2,7 @@
 torch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.models.native import NativeModel, NativeStep
 from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Repeats:
     """Plans that go on from each other, each in one call: their rows feed what they sampled, and want a token each. Where rows are masked,
     a second call chooses.
@@ -26,7 +27,15 @@ class Repeats:
     draws: RepeatedDraws
     indices: LogitsIndices
     masked_rows: I64  # on the rank that chooses
-    verifying: "Verifying | None"  # None: drafts take several calls
+    make_verifying: Callable[[], "Verifying"] | None  # None: drafts take several calls
+    _verifying: "Verifying | None" = None
+
+    @property
+    def verifying(self) -> "Verifying | None":
+        """The same rows with drafts; None: those take several calls. Made when there are some, since rows often change before that."""
+        if self._verifying is None and self.make_verifying is not None:
+            self._verifying = self.make_verifying()
+        return self._verifying
 
     @classmethod
     def of(
@@ -46,15 +55,17 @@ class Repeats:
         where, logits_RV = places_of(slots, table), logits_SV[: len(rows)]
         awaits_masks = len(masked_rows) > 0
         decodes = native.decodes(slots, where, table.pages, logits_RV, draws.draws, encoded, awaits_masks)
-        verifying = None
+        make_verifying = None
         # On every rank the same: what is drawn with masks or counts is told in another way.
         if table.limits.max_step_drafts and not (draws.are_counted or (plan.flags & MASKED).any()):
             logits = logits_SV[: len(rows) + table.limits.max_step_drafts]
-            many = draws.of_samples(len(logits))
-            verifying = Verifying(
-                native.decodes(slots, where, table.pages, logits, many.draws, encoded), draws, many
-            )
-        return cls(decodes, draws, indices, masked_rows, verifying)
+
+            def make_verifying() -> Verifying:
+                many = draws.of_samples(len(logits))
+                made = native.decodes(slots, where, table.pages, logits, many.draws, encoded)
+                return Verifying(made, draws, many)
+
+        return cls(decodes, draws, indices, masked_rows, make_verifying)
 
 
 @dataclass(slots=True)
