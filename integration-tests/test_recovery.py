@@ -139,6 +139,17 @@ class Crowd:
             for stream in self._open.values():
                 stream.at_fault = stream.tokens
 
+    def survived(self) -> int:
+        """How many answers had a fault in them, once all of those have ended."""
+
+        def ended() -> bool:
+            self.raise_failures()
+            with self._lock:
+                return all(stream.at_fault is None for stream in self._open.values())
+
+        wait_for(ended, "the answers that had a fault in them", 120)
+        return self.faults_survived
+
 
 def wait_recovered(launched: Launched, old: Process) -> None:
     wait_lost(launched)
