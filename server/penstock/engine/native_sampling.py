@@ -133,21 +133,9 @@ class NativeSampler(SlotSampling):
 
     def kept(self, logits_SV: F32, summary: LogitsSummary, slots: I64, kept_S: I64) -> Sampled:
         """What `sample` gives of some samples of such rows, which are those of `slots`, where none is counted."""
-        tokens, largest, totals = (
-            summary.tokens_S[kept_S],
-            summary.largest_S[kept_S],
-            summary.totals_S[kept_S],
-        )
-        some = LogitsSummary(tokens, largest, totals)
-        return Sampled(
-            tokens_S=tokens,
-            logprobs_S=some.logprobs(logits_SV[kept_S, tokens][:, None])[:, 0],
-            sound_S=some.sound_S,
-            possible_S=None,
-            top_counts=self.top_counts[slots],
-            top_tokens_SN=None,
-            top_logprobs_SN=None,
-        )
+        tokens_S = summary.tokens_S[kept_S]
+        some = LogitsSummary(tokens_S, summary.largest_S[kept_S], summary.totals_S[kept_S])
+        return self._sampled(logits_SV, some, slots, tokens_S, rows_S=kept_S)
 
     def _sampled(
         self,
@@ -157,9 +145,10 @@ class NativeSampler(SlotSampling):
         tokens_S: I64,
         possible_S: Bools | None = None,
         verified: Verified | None = None,
+        rows_S: I64 | None = None,
     ) -> Sampled:
-        """Tokens with their log probabilities, and no alternatives."""
-        chosen_S1 = logits_SV[np.arange(len(slots)), tokens_S][:, None]
+        """Tokens with their log probabilities, and no alternatives. `rows`: of the logits; None: all."""
+        chosen_S1 = logits_SV[np.arange(len(slots)) if rows_S is None else rows_S, tokens_S][:, None]
         return Sampled(
             tokens_S=tokens_S,
             logprobs_S=summary.logprobs(chosen_S1)[:, 0],

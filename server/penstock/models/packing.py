@@ -35,7 +35,7 @@ from penstock_kernels.program import (
 from penstock_kernels.tensors import host
 
 ROWS_AT_ONCE = 4096
-# Values of --quantize. Symmetric groups of 32 are whole numbers all through, which are read the fastest.
+# Values of --quantize. Symmetric groups of 32 are whole numbers all through.
 FORMATS = {
     "int8": (Format.INT8, Rounding.NOTHING),
     "int4": (Format.INT4, Rounding.NOTHING),
