@@ -201,6 +201,13 @@ class Runner:
         engine, most = self.engine, self.engine.limits.max_step_tokens
         engine.clear()
         self.rows, self.position = rows, tokens
+        # What does not change between decodes is the same array in all their plans, as a worker reads them.
+        self.slots, self.ones, self.none_new = (
+            np.arange(rows),
+            np.ones(rows, np.int64),
+            np.zeros(rows, np.int64),
+        )
+        self.flags = np.full(rows, CONTINUE | SAMPLE, np.uint8)
         each = -(-(tokens + room + 1) // 16)
         at_once = max(most // tokens, 1)
         for first in range(0, rows, at_once):
@@ -226,11 +233,10 @@ class Runner:
 
     def launch(self) -> Launched:
         """One step of decodes."""
-        rows = self.rows
         self.number += 1
         plan = Plan(
-            self.number, NONE, np.arange(rows), np.full(rows, CONTINUE | SAMPLE, np.uint8),
-            np.full(rows, self.position), np.ones(rows, np.int64), NONE, np.zeros(rows, np.int64), NONE, NONE, None,
+            self.number, NONE, self.slots, self.flags, np.full(self.rows, self.position), self.ones, NONE, self.none_new,
+            NONE, NONE, None,
         )  # fmt: skip
         self.position += 1
         return self.engine.launch(plan)

@@ -27,7 +27,7 @@ DEFINITIONS: list[Callable[..., Tensor]] = [gated_delta_rule_in_torch, channel_d
 def _fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run one after another here."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(kernels, "BLOCK_V", 32)
+        monkeypatch.setattr(kernels, "FEWEST_V", 32)
 
 
 def drawn(
@@ -98,8 +98,11 @@ def test_decays_are_weak_and_strong(decays: str, most: float, by_channel: bool) 
     compare(inputs, step([5, 1], (2, 70, 2, 3), (70, 75, 4, None)))
 
 
-def test_values_are_divided_over_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "BLOCK_V", 8)
+@pytest.mark.parametrize("programs", [600, 1])
+def test_values_are_divided_over_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of a value for each, or more where there are programs enough."""
+    monkeypatch.setattr(kernels, "FEWEST_V", 8)
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
     compare(drawn(9, 2, 16, 20), step([5, 1], (2, 7, 2, 3), (7, 9, 4, None)))
 
 

@@ -116,6 +116,7 @@ def test_a_long_prompt_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = made(case)
     whole = mix_experts(**arguments)
     monkeypatch.setattr(on_gpu, "MOST_ROWS", 6)
+    monkeypatch.setattr(on_gpu, "MOST_ROWS_OF_EXPERT", 1)
     assert torch.equal(mix_experts(**arguments), whole)
 
 

@@ -1,5 +1,5 @@
-"""The short convolution in front of recurrent layers on a GPU: `convolution.causal_conv`, which comes here. Not yet run on a GPU: tested in
-Triton's interpreter and compiled for GPUs. Therefore `takes` looks at the kernels once in each process before they are used (`first_use`).
+"""The short convolution in front of recurrent layers on a GPU: `convolution.causal_conv`, which comes here. `takes` looks at the kernels
+once in each process before they are used (`first_use`).
 
 One launch for what the runs of a step give, one for the states behind them, and one for single tokens. Products are added in one order, in
 fp32. Letters beside those of the package: C channels, W width of the kernel, P places of states, U of what came before that a state holds.
@@ -111,7 +111,8 @@ def _sum(
             x_ptr, state_ptr, at - before + dilation * place, begin, end, c, x_token, channels, before
         )
         weight_C = tl.load(weight_ptr + place * channels + c, mask=is_real_C, other=0.0)
-        out_NC += window_NC.to(tl.float32) * weight_C[None, :]
+        # By name: whether a compiler makes a product and a sum one operation may depend on the launch.
+        out_NC = tl.fma(window_NC.to(tl.float32), weight_C[None, :], out_NC)
     if HAS_BIAS:
         out_NC += tl.load(bias_ptr + c, mask=is_real_C, other=0.0)[None, :]
     return out_NC

@@ -1,7 +1,7 @@
-"""Delta rules on a GPU: what `penstock_kernels.delta_rule` defines, which comes here. Not yet run on a GPU: tested in Triton's interpreter
-and compiled for GPUs. Therefore `takes` looks at the kernels once in each process before they are used (`first_use`).
+"""Delta rules on a GPU: what `penstock_kernels.delta_rule` defines, which comes here. `takes` looks at the kernels once in each process
+before they are used (`first_use`).
 
-A warp holds eight columns of a head's state in registers and walks over all tokens of a sequence: one launch for the runs of a step, one
+A warp holds some columns of a head's state in registers and walks over all tokens of a sequence: one launch for the runs of a step, one
 for its single tokens. Token by token is less work than chunks are, whose products pay where tensor cores compute them, and these do not
 multiply fp32 numbers as they are. It is also more exact, and a prompt's tokens are computed as decodes are. All in fp32.
 
@@ -20,7 +20,8 @@ from penstock_kernels.recurrence import Run, StateMetadata
 
 # Numbers of a key: a power of two, so that a program has all of them.
 LEAST_NUMBERS, MOST_NUMBERS = 16, 256
-BLOCK_V = 8
+# Numbers of a value that a program has: the fewest, until there are more programs than an H200 has room for at once. As measured there.
+FEWEST_V, WALKED_V, SINGLE_V, PROGRAMS = 8, 16, 32, 600
 
 
 def takes(
@@ -51,21 +52,27 @@ def delta_rule(
     _, heads, size, values = state_PHDV.shape
     tensors = (q_THD, k_THD, v_THV, decay.contiguous(), beta_TH.contiguous(), state_PHDV, out_THV)
     strides = (*q_THD.stride()[:2], *k_THD.stride()[:2], *v_THV.stride()[:2], state_PHDV.stride(0))
-    blocks = -(-values // BLOCK_V)
-    constants = {"CHANNELS": decay.dim() == 3, "D": size, "BLOCK_V": BLOCK_V, "num_warps": 1}
+    constants = {"CHANNELS": decay.dim() == 3, "D": size, "num_warps": 1}
+
+    def block_of(sequences: int, most: int) -> int:
+        return FEWEST_V if -(-values // FEWEST_V) * heads * sequences <= PROGRAMS else most
+
     for turn in states.in_turns():
         first = turn.tokens.start if isinstance(turn.tokens, slice) else None
         tokens = turn.places_S if isinstance(turn.tokens, slice) else turn.tokens
-        _single[blocks, heads, len(turn.places_S)](
-            *tensors, tokens, turn.places_S, first or 0, *strides, heads, values, HAS_TOKENS=first is None, **constants,
+        block_v = block_of(len(turn.places_S), SINGLE_V)
+        _single[-(-values // block_v), heads, len(turn.places_S)](
+            *tensors, tokens, turn.places_S, first or 0, *strides, heads, values,
+            HAS_TOKENS=first is None, BLOCK_V=block_v, **constants,
         )  # fmt: skip
         turn.copy(state_PHDV)
     if states.runs:
         runs_3R, sequences_3N, _, _ = states.run_columns(q_THD.device)
         runs, sequences = runs_3R.shape[1], sequences_3N.shape[1]
-        _walk[blocks, heads, sequences](
-            *tensors, runs_3R, sequences_3N, *strides, heads, values, runs, sequences, **constants
-        )
+        block_v = block_of(sequences, WALKED_V)
+        _walk[-(-values // block_v), heads, sequences](
+            *tensors, runs_3R, sequences_3N, *strides, heads, values, runs, sequences, BLOCK_V=block_v, **constants
+        )  # fmt: skip
     return out_THV
 
 

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_ROWS = (
-    1 << 15
-)  # pairs at once, so that a long prompt takes no more memory; by then weights are a small part of what is read
+# Pairs at once, so that a long prompt takes no more memory: so many, or so many for each expert. By then the arithmetic takes longer than
+# reading the weights.
+MOST_ROWS, MOST_ROWS_OF_EXPERT = 1 << 15, 128
 ENTRY = 3  # numbers of a block in the table: its expert (-1: none), its first row in order, and the row behind its expert's last
 
 
@@ -62,7 +62,7 @@ def mix_experts(
     Each expert's output is rounded to x's dtype before it is weighed, as there. Matrices and biases may have any strides.
     """
     tokens, per_token = experts_TA.shape
-    at_once = max(MOST_ROWS // per_token, 1)
+    at_once = max(max(MOST_ROWS, MOST_ROWS_OF_EXPERT * len(up_XGE)) // per_token, 1)
     if tokens > at_once:
         matrices = (first, up_XGE, up_bias_XG, down_XEF, down_bias_XE, activation, weighs_input)
         parts = zip(*(torch.split(one, at_once) for one in (x_TE, weights_TA, experts_TA)), strict=True)

@@ -246,7 +246,8 @@ class Engine:
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
         most = max(limits.max_slots + limits.max_step_drafts, PROMPT_LOGITS_AT_ONCE)
         self._logits_SV = self.arrays.empty(most, limits.vocab_size)
-        self.last_sampled = self.arrays.zeros(limits.max_slots)
+        # Of slots; behind them a place for rows that nobody has, which fill up graphs.
+        self.last_sampled = self.arrays.zeros(limits.max_slots + 1)
         # Of each step whose samples the last stage has not sent back yet, the slots that sampled. First stage only.
         self._awaited: deque[I64] = deque()
         # The last step, if it verified drafts and the lengths of its slots are not known yet.
@@ -430,6 +431,12 @@ class Engine:
             # Every rank computes logits and learns what was sampled; the stage's rank 0 samples and answers.
             chosen_SE = hidden_TE[self.arrays.of(indices.sample_tokens)]
             logits_SV = self.model.logits(chosen_SE, self._logits_SV[: len(chosen_SE)])
+        if self.graphs is not None and replayed is not None and self.drafter is None:
+            launched.sampled = self.graphs.choose(plan, replayed, self.sampler, self.arrays.to_host)
+            if launched.sampled is not None:
+                launched.done = self.arrays.mark()
+                launched.sample_ns = time.perf_counter_ns() - forwarded
+                return launched
         launched.sample_ns = time.perf_counter_ns() - forwarded
         launched.unsampled = Unsampled(ids_T, hidden_TE, logits_SV, np.flatnonzero(plan.flags & MASKED))
         if not (self.group.is_output_rank and len(launched.unsampled.masked_rows)):

@@ -141,7 +141,8 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             snapshots=snapshots,
             draft_states=draft_states,
             has_drafter=drafter is not None,
-            draft_trees=engine.verifies_trees,
+            # A GPU would launch such a step kernel by kernel, which takes longer than its drafts save.
+            draft_trees=engine.verifies_trees and engine.device.type != "cuda",
         )
     )
     if engine.threads is not None:

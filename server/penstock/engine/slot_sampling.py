@@ -136,8 +136,10 @@ class SlotSampling(ABC):
         self.end_tokens: I64 = np.zeros((max_slots, 1), np.int64)  # to the full width the same once more
         self.watermark_deltas: F32 = np.zeros(max_slots, np.float32)
         self.watermark_greens: I64 = np.zeros(max_slots, np.int64)
-        # Slots that sample the likeliest token, which no bias, penalty or end changes, and tell no other.
-        self.are_plain: Bools = np.zeros(max_slots, np.bool_)
+        # Slots whose choice no bias, penalty, end or watermark changes, that are greedy or draw by temperature, top-k, top-p and min-p, and
+        # tell no other token.
+        self.are_simple: Bools = np.zeros(max_slots, np.bool_)
+        self.are_plain: Bools = np.zeros(max_slots, np.bool_)  # and greedy
         self._rows = 0  # of counts
         self._free_rows: list[int] = []
 
@@ -186,14 +188,16 @@ class SlotSampling(ABC):
             self.biases[int(slots[entry])] = (starts.bias_tokens[part].astype(np.int64), starts.biases[part])
         self.watermark_deltas[slots] = starts.watermark_deltas
         self.watermark_greens[slots] = starts.watermark_greens
-        self.are_plain[slots] = ~(
+        draws = starts.temperatures > 0
+        self.are_simple[slots] = ~(
             penalized
-            | (starts.temperatures > 0)
+            | (draws & (starts.typical_ps < 1))
             | (starts.bias_counts > 0)
             | (starts.watermark_deltas > 0)
             | (starts.end_counts > 0)
             | (starts.top_tokens > 0)
         )
+        self.are_plain[slots] = self.are_simple[slots] & ~draws
         self.first_ends[slots] = starts.first_ends
         end_ends = np.cumsum(starts.end_counts, dtype=np.int64)
         for entry in np.flatnonzero(starts.end_counts):

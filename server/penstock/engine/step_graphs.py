@@ -4,13 +4,16 @@ Made by the engine for a decoder on a GPU whose attention is the kernel of `pens
 rows, each of which feeds the token that its slot sampled last: what slots they are, at which positions, and with which states, is all that
 such a step sends, and what follows from it (tokens, pages, rotary tables) is computed in the graph, logits as well. A mixed graph has some
 single tokens and some of prompts, in pieces of any size: drafts that are verified, and prompts that come in beside decodes. A step is filled
-up to the next larger graph, with rows of a slot that nobody has. Sampling is in no graph, since every row may sample in its own way.
+up to the next larger graph, with rows of a slot that nobody has. Behind decodes a second graph chooses the tokens, where all rows
+choose in a usual way (`choice_graphs`).
 
 Long prompts are launched one kernel after the other: a GPU takes longer for each than the host does.
 """
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,11 +23,13 @@ import torch
 from torch import Tensor
 
 import penstock_kernels as ops
+from penstock.engine.choice_graphs import ChoiceGraphs, chosen, draws_of
 from penstock.engine.columns import I64
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.device_pages import DevicePages, attentions, pieces_of
 from penstock.engine.logits_indices import LogitsIndices
-from penstock.engine.plan import Plan, are_decodes
+from penstock.engine.plan import MASKED, Plan, are_decodes
+from penstock.engine.slot_sampling import Sampled, SlotSampling
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
@@ -48,6 +53,7 @@ class Replayed:
     ids_T: Tensor
     hidden_TE: Tensor
     logits_SV: Tensor | None  # None: not in the graph
+    size: int = 0  # of the graph of decodes; 0: it was no such graph
 
 
 def sizes(most: int) -> list[int]:
@@ -67,11 +73,13 @@ def mixed_sizes(most: int, most_tokens: int, has_drafts: bool) -> list[tuple[int
     return [(single, many) for many in tokens for single in sorted(set(singles)) if single + many]
 
 
-# What a graph computes: tokens and hidden states.
-Compute = Callable[[], tuple[Tensor, Tensor]]
+# What a graph computes: of a step tokens and hidden states, of a choice what is told of it.
+Compute = Callable[[], tuple[Tensor, ...]]
 
 
-def capture(compute: Compute, device: torch.device, pool: Any) -> tuple[Callable[[], None], Tensor, Tensor]:
+def capture(
+    compute: Compute, device: torch.device, pool: Any
+) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     """How to compute it again, and where the results are then. `pool`: of memory, shared by graphs of which one runs at a time."""
     # Kernels are compiled and libraries take their workspace before anything is recorded.
     aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -82,8 +90,23 @@ def capture(compute: Compute, device: torch.device, pool: Any) -> tuple[Callable
     graph = torch.cuda.CUDAGraph()
     # Another thread may be asked meanwhile whether the device answers.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        ids_T, hidden_TE = compute()
-    return graph.replay, ids_T, hidden_TE
+        results = compute()
+    return graph.replay, results
+
+
+@contextmanager
+def keeping_garbage() -> Iterator[None]:
+    """Collects garbage now, and none meanwhile: graphs that nobody has any more, of an engine that was released, must not be freed
+    while others are captured.
+    """
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -93,8 +116,7 @@ class Captured:
     replay: Callable[[], None]
     compute: Compute  # what it reads is kept with it
     columns: tuple[Tensor, ...]
-    ids_T: Tensor
-    hidden_TE: Tensor
+    results: tuple[Tensor, ...]
 
     def run(self, *columns: np.ndarray[Any, Any]) -> None:
         """Runs it on these, which are sent without waiting for what the device computes."""
@@ -122,13 +144,19 @@ class StepGraphs:
         limits = steps.slots.limits
         self.spare_row = steps.geometry.zero_row + BLOCK_SIZE
         began = time.perf_counter()
-        self.decodes = self._all(sizes(limits.max_slots), self._decodes)
+        pool = torch.cuda.graph_pool_handle()
+        shapes = sizes(limits.max_slots)
+        self.decodes = self._all(shapes, self._decodes, pool)
+        # They run behind those, and may use the same memory.
+        self.choices = ChoiceGraphs(last_sampled, logits_SV)
+        self.greedy = self._all(shapes, lambda size: self.choices.greedy(self._slots_of(size)), pool)
+        self.drawn = self._all(shapes, lambda size: self.choices.drawn(self._slots_of(size)), pool)
         # Runs of a recurrent layer are told apart on the host.
-        shapes = []
+        mixed = []
         if not steps.geometry.has_state:
             singles = limits.max_slots + limits.max_step_drafts
-            shapes = mixed_sizes(singles, limits.max_step_tokens, limits.max_step_drafts > 0)
-        self.mixed = self._all(shapes, self._mixed)
+            mixed = mixed_sizes(singles, limits.max_step_tokens, limits.max_step_drafts > 0)
+        self.mixed = self._all(mixed, self._mixed, torch.cuda.graph_pool_handle())
         log(
             "INFO",
             f"recorded decodes of 1 to {max(self.decodes)} rows and mixed steps as {len(self.decodes)} and {len(self.mixed)} graphs"
@@ -163,7 +191,25 @@ class StepGraphs:
             sample_positions=plan.positions + 1,
             prompt_tokens=every[:0],
         )
-        return Replayed(indices, captured.ids_T[:rows], captured.hidden_TE[:rows], self.logits_SV[:rows])
+        ids_R, hidden_RE = captured.results
+        return Replayed(indices, ids_R[:rows], hidden_RE[:rows], self.logits_SV[:rows], size)
+
+    def choose(
+        self, plan: Plan, replayed: Replayed, sampler: SlotSampling, to_host: Callable[[Tensor], Tensor]
+    ) -> Sampled | None:
+        """Chooses the tokens of such a step where graphs do, and leaves them to the next one. On the host once what has been asked for is
+        done; None: `sampler` has to.
+        """
+        slots, size = plan.slots, replayed.size
+        if not size or not sampler.are_simple[slots].all() or (plan.flags & MASKED).any():
+            return None
+        if (sampler.temperatures[slots] > 0).any():
+            captured = self.drawn[size]
+            captured.run(draws_of(sampler, slots, replayed.indices.sample_positions, size))
+        else:
+            captured = self.greedy[size]
+            captured.run()
+        return chosen(to_host(captured.results[0]).numpy(), sampler.top_counts[slots])
 
     def _run_mixed(self, plan: Plan) -> Replayed | None:
         if plan.trees is not None or int(plan.counts.sum()) > max(map(sum, self.mixed)):
@@ -202,21 +248,25 @@ class StepGraphs:
             by_token[row, :singles] = column_T[:singles]
             by_token[row, size : size + tokens] = column_T[singles:]
         captured.run(columns, by_token, given)
-        return Replayed(
-            _moved(metadata.logits_indices, singles, moved), captured.ids_T, captured.hidden_TE, None
-        )
+        ids_T, hidden_TE = captured.results
+        return Replayed(_moved(metadata.logits_indices, singles, moved), ids_T, hidden_TE, None)
+
+    def _slots_of(self, size: int) -> Tensor:
+        """Where a graph of decodes reads its rows' slots."""
+        (columns_3R,) = self.decodes[size].columns
+        return columns_3R[0]
 
     def _all(
-        self, shapes: list[Any], record: Callable[[Any], tuple[Compute, tuple[Tensor, ...]]]
+        self, shapes: list[Any], record: Callable[[Any], tuple[Compute, tuple[Tensor, ...]]], pool: Any
     ) -> dict[Any, Captured]:
-        """Graphs of these shapes, which come with rising size."""
-        pool = torch.cuda.graph_pool_handle()
+        """Graphs of these shapes, which come with rising size. `pool`: of the memory that they share with others that do not run meanwhile."""
         made = {}
         # The largest first: what it takes is enough for the others.
-        for shape in reversed(shapes):
-            compute, columns = record(shape)
-            replay, ids_T, hidden_TE = capture(compute, self.pages.device, pool)
-            made[shape] = Captured(replay, compute, columns, ids_T, hidden_TE)
+        with keeping_garbage():
+            for shape in reversed(shapes):
+                compute, columns = record(shape)
+                replay, results = capture(compute, self.pages.device, pool)
+                made[shape] = Captured(replay, compute, columns, results)
         return made
 
     def _decodes(self, rows: int) -> tuple[Compute, tuple[Tensor, ...]]:
@@ -231,7 +281,7 @@ class StepGraphs:
         """Tokens and hidden states; logits where they are wanted."""
         pages, rows = self.pages, len(firsts_R)
         slots_R, positions_R, places_R = columns_3R.to(torch.int64)
-        ids_R = self.last_sampled.index_select(0, slots_R.clamp(max=len(self.last_sampled) - 1))
+        ids_R = self.last_sampled.index_select(0, slots_R)
         blocks_R, offsets_R = positions_R // BLOCK_SIZE, positions_R % BLOCK_SIZE
         slot_mappings = [
             pages_SW[slots_R, blocks_R].to(torch.int64) * BLOCK_SIZE + offsets_R
