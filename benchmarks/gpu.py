@@ -1,13 +1,15 @@
 """Speed of the worker's engine on a GPU, against what its memory and its matrix units can give, and beside `transformers`.
 
     python benchmarks/gpu.py [--shapes llama-8b,...] [--batches 1,8,32,128] [--prompts 512,4096] [--context 512]
-        [--tokens 64] [--layers N] [--temperature 0.7 --top-p 0.9] [--peers penstock,transformers] [--profile]
+        [--tokens 64] [--layers N] [--temperature 0.7 --top-p 0.9] [--peers penstock,transformers] [--profile] [--products]
 
 Models have the shape that is published for their name (`--layers`: fewer of them), random weights in bf16, and are made on the spot
 in `--folder`. No router and no gRPC: plans are made here, two steps are in flight as a worker has them, every result is
 packed as for the wire. Decode speed is batch x tokens over the time of that many steps behind contexts of `--context`. The limits are
 measured in the same run: a copy of 2 GiB (bytes read and written) and a product of 8,192 x 8,192 x 8,192 in bf16. The share of a decode
 is (bytes of weights that a step reads and of keys and values) / bandwidth, of a prompt (2 x parameters x tokens) / arithmetic.
+
+`--products` times one row times each matrix of the first shape's layers instead, by cuBLAS and by our kernel, and eight rows by cuBLAS.
 """
 
 import argparse
@@ -167,6 +169,33 @@ def _seconds(work: Any, times: int = 10) -> float:
         mark.record()
     torch.cuda.synchronize()
     return float(statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))) / 1e3
+
+
+def products(shape: dict[str, Any]) -> None:
+    """Prints bytes a second that products of a few rows read, in a graph over as many matrices as no cache holds."""
+    from torch.nn.functional import linear as by_cublas
+
+    from penstock_kernels.gpu.matrix import linear as ours
+
+    size = shape["hidden_size"]
+    head = shape.get("head_dim", size // shape["num_attention_heads"])
+    queries, kept = head * shape["num_attention_heads"], 2 * head * shape["num_key_value_heads"]
+    sizes = [(queries + kept, size), (size, queries), (2 * shape["intermediate_size"], size)]
+    for outputs, inputs in [*sizes, (size, shape["intermediate_size"]), (shape["vocab_size"], size)]:
+        count = max(2, 600_000_000 // (2 * outputs * inputs))
+        weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+        told = []
+        for name, rows, linear in (("cuBLAS", 1, by_cublas), ("ours", 1, ours), ("cuBLAS", 8, by_cublas)):
+            x_TI = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+            linear(x_TI, weights[0], None)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for weight_OI in weights:
+                    linear(x_TI, weight_OI, None)
+            rate = sum(weight.nbytes for weight in weights) / _seconds(graph.replay)
+            told.append(f"{name} {rows} {rate / 1e12:.2f} TB/s")
+        print(f"{outputs:7} x {inputs:6}: {', '.join(told)}", flush=True)
 
 
 class Runner:
@@ -355,6 +384,7 @@ def main() -> None:
     )
     parser.add_argument("--make", action="store_true", help="make the models and nothing else")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--products", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: torch sees no GPU")
@@ -364,6 +394,9 @@ def main() -> None:
         f" {arithmetic / 1e12:.0f} TFLOP/s",
         flush=True,
     )
+    if arguments.products:
+        products(SHAPES[arguments.shapes.split(",")[0]])
+        return
     for name in arguments.shapes.split(","):
         shape = dict(SHAPES[name])
         if arguments.layers:

@@ -13,6 +13,7 @@ has `tile` rows, in any dtype on any device: then no library has a choice that d
 import os
 from pathlib import Path
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import F, Tensor, torch
 
 
@@ -33,6 +34,11 @@ ROWS = 2 if _make_mkl_strict() else 8
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0) -> Tensor:
     """x W^T + b: (T, I) by (O, I) to (T, O), all of one floating dtype. `tile`: rows of each product; 0: all."""
+    if not tile and len(x_TI) == 1 and usable(x_TI):
+        from penstock_kernels.gpu import matrix
+
+        if matrix.takes(x_TI, weight_OI, bias_O):
+            return matrix.linear(x_TI, weight_OI, bias_O)
     if not tile and not (x_TI.dtype == torch.float32 and _fills_up(x_TI)):
         return F.linear(x_TI, weight_OI, bias_O)
     tokens = x_TI.shape[0]

@@ -196,6 +196,20 @@ def experts() -> None:
                 mix_experts(x_TE, torch.zeros((tokens, 4)), chosen, 0, **matrices)
 
 
+def row_products() -> None:
+    """One row, of sizes that tiles divide and of others."""
+    from penstock_kernels.gpu.matrix import linear
+
+    for dtype in (torch.bfloat16, torch.float32):
+        for outputs, inputs in ((6144, 4096), (5760, 2880)):
+            x_1I, weight_OI = (
+                torch.zeros((1, inputs), dtype=dtype),
+                torch.zeros((outputs, inputs), dtype=dtype),
+            )
+            linear(x_1I, weight_OI, None)
+            linear(x_1I, weight_OI, weight_OI[:, 0])
+
+
 def delta_rules() -> None:
     """At Qwen3-Next's sizes, and with keys of other sizes; the convolution in front."""
     from penstock_kernels.gpu import convolution, delta_rule
@@ -211,6 +225,8 @@ def delta_rules() -> None:
         places = torch.tensor([2, 3])
         for step in (
             runs,
+            StateMetadata(places, [Run(2, 20, 0), Run(20, 40, 1)]),
+            StateMetadata(torch.arange(40), []),
             StateMetadata(places, [], turns=[Turn(places, places)]),
         ):
             for decay in (by_head, x):
@@ -222,6 +238,7 @@ def main() -> None:
     with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
         attention()
         between_products()
+        row_products()
         drawing()
         experts()
         delta_rules()

@@ -20,7 +20,8 @@ from penstock_kernels.recurrence import Run, StateMetadata
 
 # Numbers of a key: a power of two, so that a program has all of them.
 LEAST_NUMBERS, MOST_NUMBERS = 16, 256
-# Numbers of a value that a program has: the fewest, until there are more programs than an H200 has room for at once. As measured there.
+# Numbers of a value that a program has: the fewest, until there are more programs than an H200 has room for at once; then so many, of keys
+# of up to 128 numbers. As measured there.
 FEWEST_V, WALKED_V, SINGLE_V, PROGRAMS = 8, 16, 32, 600
 
 
@@ -55,7 +56,9 @@ def delta_rule(
     constants = {"CHANNELS": decay.dim() == 3, "D": size, "num_warps": 1}
 
     def block_of(sequences: int, most: int) -> int:
-        return FEWEST_V if -(-values // FEWEST_V) * heads * sequences <= PROGRAMS else most
+        if -(-values // FEWEST_V) * heads * sequences <= PROGRAMS:
+            return FEWEST_V
+        return max(most * 128 // max(size, 128), FEWEST_V)  # registers have no room for more
 
     for turn in states.in_turns():
         first = turn.tokens.start if isinstance(turn.tokens, slice) else None
