@@ -172,16 +172,26 @@ client-environments: $(CLIENT_ENVIRONMENTS)
 test-clients: install $(DEVELOPED) client-environments ## tests of client libraries, and the examples
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
-# Here a test that cannot run has failed.
-test-all: export PENSTOCK_TEST_EVERYTHING := 1
-.PHONY: test-all
-test-all: test ## the long tail as well: thousands of schedules in virtual time, every family served over HTTP, every architecture of transformers, on torch what the CPU engine has computed
+# Behind `make test`, each by itself as well. Here a test that cannot run has failed.
+TAIL := tail-schedules tail-tests tail-on-torch tail-parity
+test-all $(TAIL): export PENSTOCK_TEST_EVERYTHING := 1
+.PHONY: test-all $(TAIL)
+test-all: test ## the long tail as well, whose parts are targets: tail-schedules tail-tests tail-on-torch tail-parity
+	$(foreach part,$(TAIL),$(MAKE) $(part) &&) :
+
+tail-schedules: # thousands of them in virtual time, and of operations of the core
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
 	PROPTEST_CASES=2000 cargo test --locked --package penstock-core --lib tests::random
+
+tail-tests: install $(DEVELOPED) client-environments
 	$(PYTEST) server/tests -m tail
 	$(PYTEST) kernels/tests -m tail
 	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
+
+tail-on-torch: install $(DEVELOPED) # what the CPU engine has computed
 	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)
+
+tail-parity: install $(DEVELOPED) # every family served over HTTP, every architecture of transformers
 	$(PYTEST) integration-tests/parity -m ''
 
 # libFuzzer's counters are of LLVM and need no nightly Rust; with a target they are in no build script.
