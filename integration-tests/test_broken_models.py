@@ -141,8 +141,8 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
         ("num_attention_heads",),
     ),
     "unsupported architecture": (
-        edit_config(model_type="xlstm", architectures=["xLSTMForCausalLM"]),
-        ("xLSTMForCausalLM", "no recipe", "a matrix memory"),
+        edit_config(model_type="xlnet", architectures=["XLNetLMHeadModel"]),
+        ("XLNetLMHeadModel", "no recipe", "in any order"),
     ),
     "unknown architecture": (
         edit_config(model_type="nobodys", architectures=["NobodysModelForCausalLM"]),

@@ -129,6 +129,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "ministral": {"head_dim": 16},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    # Two layers: a state is a matrix for each head, and sizes come in sixty-fours.
+    "xlstm": {
+        "hidden_size": 128,
+        "embedding_dim": 128,
+        "num_hidden_layers": 2,
+        "num_blocks": 2,
+        "num_heads": 2,
+    },
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
 }
 

@@ -34,7 +34,18 @@ from processes import wait_for
 
 # Windows, chunked windows, soft caps, heads of several sizes, keys and values of different sizes, norms of queries
 # and keys, experts; biases of keys; attention that is not called through the interface, states, states beside keys.
-FEW = ("apertus", "doge", "gemma4_text", "llama4_text", "vaultgemma", "youtu", "roformer", "rwkv", "zamba2")
+FEW = (
+    "apertus",
+    "doge",
+    "gemma4_text",
+    "llama4_text",
+    "vaultgemma",
+    "youtu",
+    "roformer",
+    "rwkv",
+    "xlstm",
+    "zamba2",
+)
 MODES = ("prefill", "chunks", "decode", "prefix hit", "ragged batch")
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-fallback.md"

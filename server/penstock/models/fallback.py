@@ -40,7 +40,9 @@ RECIPE = "transformers"  # what such a model says its recipe is
 # Layers that keep nothing but keys and values.
 ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 # Classes whose states are kept: those that were compared with transformers. Of others with states there are recipes, or nobody has looked.
-STATEFUL = frozenset(("RwkvForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "ZayaForCausalLM"))
+STATEFUL = frozenset(
+    ("RwkvForCausalLM", "xLSTMForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "ZayaForCausalLM")
+)
 # The longest sequence of a model without attention whose config.json names none, as of recipes.
 ENDLESS = 8192
 # What transformers knows as causal language models and nobody has made served, and why, as a sentence goes on whose subject is the model.
@@ -57,7 +59,6 @@ NOT_SERVED = {
     "reformer": "attends to keys of the same hash, in chunks that depend on how long a text is",
     "xlm": "lets every token see those after it unless it is made for text alone (causal), and does not call attention through transformers' interface",
     "xlnet": "predicts a token from others in any order, and every token of a prompt sees those after it",
-    "xlstm": "keeps a matrix memory with gates of its own as its state, which no recipe has",
 }
 CAUSAL_NAMES = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
 TRACED_TOKENS = 3

@@ -345,7 +345,9 @@ class OwnStates:
 
 def own_states(body: Any) -> OwnStates | None:
     """Of a body that keeps its states so; None: of any other."""
-    return _rwkv(body) if type(body).__name__ == "RwkvModel" else None
+    kinds: dict[str, Callable[[Any], OwnStates]] = {"RwkvModel": _rwkv, "xLSTMModel": _xlstm}
+    kind = kinds.get(type(body).__name__)
+    return None if kind is None else kind(body)
 
 
 def _rwkv(body: Any) -> OwnStates:
@@ -360,3 +362,51 @@ def _rwkv(body: Any) -> OwnStates:
         lambda _, output: list(output.state),
         together=False,  # its layers mix up sequences of one token each
     )
+
+
+@dataclass(slots=True)
+class _XLSTMCache:
+    """What xLSTM takes for its cache."""
+
+    rnn_state: dict[int, tuple[Tensor, ...]]  # of each layer, which are written into
+    seqlen_offset: int = 0
+    rnn_state_initial: bool = False
+
+
+def _xlstm(body: Any) -> OwnStates:
+    """Of each layer a matrix memory, what normalises it, and the largest exponent of a gate ("xLSTM", Beck et al., 2024, section 2.3).
+
+    They are fp32, and so is what is computed from them: transformers' kernel for chunks takes no other dtype beside them, and rounds them
+    to that of the weights with its own cache.
+    """
+    for block in body.blocks:
+        _in_fp32(block.mlstm_layer.mlstm_backend)
+    config = body.config
+    heads, keys, values = config.num_heads, config.qk_head_dim, config.v_head_dim
+    layer = (StateShape((heads, keys, values)), StateShape((heads, keys)), StateShape((heads, 1)))
+    layers = config.num_hidden_layers
+
+    def give(states: list[Tensor] | None) -> dict[str, Any]:
+        if states is None:
+            device = body.embeddings.weight.device
+            states = [torch.zeros(1, *state.shape, device=device) for _ in range(layers) for state in layer]
+        of_layers = zip(*[iter(states)] * len(layer), strict=True)
+        return {"cache_params": _XLSTMCache(dict(enumerate(of_layers)))}
+
+    def take(options: dict[str, Any], _: Any) -> list[Tensor]:
+        return [state for states in options["cache_params"].rnn_state.values() for state in states]
+
+    return OwnStates((layer,) * layers, give, take, together=True)
+
+
+def _in_fp32(backend: Any) -> None:
+    """Has it compute so, whatever the dtype of what it is given."""
+    whole = backend.forward
+
+    def forward(**named: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        asked = named["query"]
+        assert asked is not None
+        made, states = whole(**{name: None if x is None else x.float() for name, x in named.items()})
+        return made.to(asked.dtype), states
+
+    backend.forward = forward
