@@ -471,6 +471,8 @@ class Decodes:
         rows, most = len(slots_R), len(logits_RV)
         self.ids_T, self.first_R = np.zeros(most, np.int64), np.zeros(rows, np.int64)
         """What the next step feeds, and the position of each row's first token."""
+        self.places_R = places_R
+        """Where the states of the rows are."""
         self.counts_R = np.ones(rows, np.int64)
         """Tokens of each row, which may change from step to step where none awaits masks."""
         self.summary = LogitsSummary(
@@ -478,9 +480,13 @@ class Decodes:
         )
         """Of the last step, of as many rows as it had tokens; which `logits_RV` has as well."""
         self.logits_RV = logits_RV
-        made, *drawn = (None,) if draws is None else _encoded_draws(draws)
+        made, tokens_D, possible_D = (None, None, None) if draws is None else _encoded_draws(draws)
         self._draws, self._made = draws, made
-        self._held = slots_R, places_R, pages, drawn, encoded_S
+        self.possible_D: npt.NDArray[np.bool_] | None = possible_D
+        """Whether each row that was drawn had a token left."""
+        self.saves_C3, self.moved_M3 = NO_SAVES, NO_MOVES
+        self.positions_T: I64 | None = None
+        self._held = slots_R, places_R, pages, tokens_D, encoded_S
         columns = (self.ids_T, slots_R, places_R, self.first_R, self.counts_R, pages)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
@@ -502,6 +508,24 @@ class Decodes:
     def run(self) -> None:
         """One step. Raises RankLost."""
         succeeded(self._call(*self._arguments))
+
+    def save(self, saves_C3: I64) -> None:
+        """Has the steps from now on copy states, as `CpuProgram.step` has it."""
+        if not len(saves_C3) + len(self.saves_C3):
+            return
+        assert saves_C3.dtype == np.int64 and saves_C3.flags.c_contiguous
+        self.saves_C3 = saves_C3
+        self._step.saves, self._step.saved = address(saves_C3), len(saves_C3)
+
+    def branch(self, positions_T: I64 | None, moved_M3: I64) -> None:
+        """Says where in the steps from now on the tokens of trees are, as `CpuProgram.step` has it; None: there are none."""
+        if positions_T is None and self.positions_T is None:
+            return
+        columns = (moved_M3,) if positions_T is None else (moved_M3, positions_T)
+        assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
+        self.positions_T, self.moved_M3 = positions_T, moved_M3
+        self._step.positions = None if positions_T is None else address(positions_T)
+        self._step.moved, self._step.moves = address(moved_M3), len(moved_M3)
 
     def run_tokens(self, tokens: int, draws: int) -> None:
         """One step of so many tokens, the first of `ids_T`, behind which the first so many of `draws` draw. Raises RankLost."""

@@ -24,9 +24,11 @@ from test_verify import (
     PROMPT,
     SAMPLINGS,
     TOKENS,
+    Beside,
     Guess,
     Text,
     accepted,
+    chain,
     one_by_one,
     with_drafts,
 )
@@ -87,6 +89,27 @@ def test_a_text_is_the_same_with_trees_to_the_last_bit(name: str, exact: bool, d
     expected = one_by_one(driver, SAMPLINGS[name])
     found = with_trees(driver, SAMPLINGS[name], expected.tokens, exact, seed=len(name))
     assert found.first(TOKENS) == expected.first(TOKENS)
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
+def test_trees_in_one_call_give_what_several_calls_give(cache_dtype: str) -> None:
+    """Beside chains, of every way to sample."""
+    both = Beside(lambda: Driver(tiny.MODEL, torch.bfloat16, blocks=200, cache_dtype=cache_dtype))
+    if both.drivers[0].engine.native is None:
+        pytest.skip("there is no CPU engine here")
+
+    def tree(rng: Random, rest: list[int]) -> Guess:
+        return random_tree(rng, rest, 9) if rng.random() < 0.8 else chain(rng, rest)
+
+    for seed, kinds in enumerate(
+        (
+            ["greedy", "greedy"],
+            ["penalties", "greedy penalty", "temperature"],
+            ["bias, ends and watermark", "greedy with alternatives", "top-p"],
+        )
+    ):
+        both.go_on({slot: SAMPLINGS[name] for slot, name in enumerate(kinds)}, 30, tree, seed)
+    assert both.verified > 60 and sum(both.seen) > both.verified
 
 
 def test_greedy_tokens_are_the_same_with_trees_on_any_device(driver: Driver) -> None:

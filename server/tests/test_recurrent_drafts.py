@@ -16,7 +16,7 @@ from penstock.errors import BadPlan
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from test_recurrent import ATTENTION, BEGIN, CONV, FRESH, plan, slots, write
-from test_verify import PROMPT, SAMPLINGS, TOKENS, Guess, accepted, chain, one_by_one, with_drafts
+from test_verify import PROMPT, SAMPLINGS, TOKENS, Beside, Guess, accepted, chain, one_by_one, with_drafts
 
 ENGINES = ("torch", "the CPU engine")
 KINDS = {"hybrid": (CONV, ATTENTION, CONV), "recurrent": (CONV, CONV)}
@@ -62,6 +62,26 @@ def test_a_text_is_the_same_with_drafts_to_the_last_bit(name: str, exact: bool, 
     expected = one_by_one(driver, sampling(name))
     found = with_drafts(driver, sampling(name), expected.tokens, exact, seed=len(name), guess=guess)
     assert found.first(TOKENS) == expected.first(TOKENS)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_states_in_one_call_are_those_of_several_calls(kinds: str, tmp_path: Path) -> None:
+    """Of rows beside each other with drafts and without; now and then a state is copied."""
+    both = Beside(lambda: driver_of(tmp_path, "the CPU engine", kinds, blocks=200))
+    names = ("greedy", "penalties", "temperature")
+    both.go_on({slot: sampling(name) for slot, name in enumerate(names)}, 40, guess)
+    both.go_on({slot: sampling(name) for slot, name in enumerate(names[:2])}, 20, guess, saved=3)
+    assert both.verified > 30 and both.repeated > 5 and sum(both.seen) > both.verified
+    ours, theirs = (driver.engine for driver in both.drivers)
+    assert ours.states is not None and theirs.states is not None
+    assert ours.slots.states is not None and theirs.slots.states is not None
+    theirs._settle()
+    here, there = (
+        [*one.of_slots[:2].tolist(), one.first_snapshot] for one in (ours.slots.states, theirs.slots.states)
+    )
+    for layer, other in zip(ours.states.layers, theirs.states.layers, strict=True):
+        for one, two in zip(layer, other, strict=True):
+            assert (np.asarray(one)[here] == np.asarray(two)[there]).all()
 
 
 def test_every_number_of_accepted_drafts_leaves_the_state_behind_them(driver: Driver) -> None:

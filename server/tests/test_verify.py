@@ -17,6 +17,7 @@ from client import DEVICE, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
 from penstock.engine.draft_trees import DraftTrees, draft_trees
+from penstock.engine.engine import NOTHING_LEFT
 from penstock.engine.slot_sampling import Drafts, Masks
 from penstock.errors import BadPlan
 from penstock.models.config import Window
@@ -427,83 +428,140 @@ def test_the_cpu_engine_verifies_as_it_decodes() -> None:
         assert found.first(TOKENS) == expected.first(TOKENS)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int) -> None:
-    """Rows beside each other, greedy and drawn, with good, bad and no drafts; then with one that has penalties, wants alternatives or is
-    masked, whose steps take several calls; positions are known or bounds; and rows leave and others come.
-    """
-    drivers = [Driver(tiny.MODEL, torch.bfloat16, blocks=200) for _ in range(2)]
-    if drivers[0].engine.native is None:
-        pytest.skip("there is no CPU engine here")
-    for driver in drivers:
-        driver.engine._set_threads(threads)
-    drivers[1].engine._repeats_of = lambda plan: None  # type: ignore[method-assign]
-    verified, seen = 0, 0
-    verify = drivers[0].engine._verify
+class Beside:
+    """Two engines of one model: the first takes as few calls for a step as it can, the second several for each. Every result is compared."""
 
-    def count(*given: Any) -> Any:
-        nonlocal verified
-        verified += 1
-        return verify(*given)
+    def __init__(self, make: Callable[[], Driver], threads: int = 1) -> None:
+        self.drivers = [make(), make()]
+        for driver in self.drivers:
+            driver.engine._set_threads(threads)
+        ours, theirs = (driver.engine for driver in self.drivers)
+        theirs._repeats_of = lambda plan: None  # type: ignore[method-assign]
+        self.verified = self.repeated = 0  # steps in one call, with drafts and without
+        self.seen: list[int] = []  # drafts accepted, of each row that had some
+        verify, repeat = ours._verify, ours._repeat
 
-    drivers[0].engine._verify = count  # type: ignore[method-assign, assignment]
+        def count_verified(*given: Any) -> Any:
+            self.verified += 1
+            return verify(*given)
 
-    def step(rows: list[dict[str, Any]], **more: Any) -> pb.StepResult:
-        results = [driver.step(rows, **more) for driver in drivers]
+        def count_repeated(*given: Any) -> Any:
+            self.repeated += 1
+            return repeat(*given)
+
+        ours._verify, ours._repeat = count_verified, count_repeated  # type: ignore[method-assign, assignment]
+
+    def step(self, rows: list[dict[str, Any]], **more: Any) -> pb.StepResult:
+        results = [driver.step(rows, **more) for driver in self.drivers]
         for result in results:
             for name in ("prepare_ns", "forward_ns", "sample_ns"):
                 result.ClearField(name)
         assert results[0] == results[1]
-        ours, theirs = (driver.engine.last_sampled for driver in drivers)
+        ours, theirs = (driver.engine.last_sampled for driver in self.drivers)
         assert (ours == theirs).all()
+        self.seen += accepted(results[0])
         return results[0]
 
-    rng = Random(5)
-    groups: list[tuple[dict[int, str], int, bool]] = [
-        ({0: "greedy"}, 24, True),
-        ({0: "temperature"}, 24, True),
-        ({0: "greedy", 1: "top-p", 2: "greedy", 3: "min-p"}, 40, True),
-        ({0: "greedy", 2: "penalties"}, 10, False),
-        ({0: "greedy with alternatives", 1: "top-k"}, 10, False),
-        ({1: "greedy", 3: "top-p"}, 10, False),
-    ]
-    plain = {"temperature": {"temperatures": 0.9, "seeds": 7}}
-    for number, (kinds, turns, is_fast) in enumerate(groups):
-        masked = {3} if number == 5 else set()
-        texts = {}
-        for slot, name in kinds.items():
-            start = plain.get(name, SAMPLINGS[name])
+    def go_on(
+        self,
+        starts: dict[int, dict[str, Any]],
+        turns: int,
+        guess: Callable[[Random, list[int]], Guess] = chain,
+        seed: int = 5,
+        masked: int | None = None,
+        saved: int = 0,
+    ) -> None:
+        """So many steps of rows in these slots, with guesses in most; then all in one call but for the first, and those with guesses where
+        some row is `masked`. Positions are known or bounds. `saved`: behind how many steps the first row's state is copied.
+        """
+        expected = {}
+        for slot, start in starts.items():
+            expected[slot] = one_by_one(self.drivers[1], start).tokens
+        for driver in self.drivers:
+            driver.begin()
+        rng, texts, bounds = Random(seed), {}, {}
+        for slot, start in starts.items():
             blocks = list(range(16 * slot, 16 * slot + 16))
-            first = [*PROMPT, slot, number]
-            texts[slot] = sampled(step([row(slot, first, 0, blocks, start=start)]))
-        bounds = {slot: len(PROMPT) + 2 for slot in kinds}
+            texts[slot] = sampled(self.step([row(slot, PROMPT, 0, blocks, start=start)]))
+            bounds[slot] = len(PROMPT)
+        words = [list(range(40, 90))] if masked is not None else None
         for turn in range(turns):
-            rows, drafts = [], {}
+            rows: list[dict[str, Any]] = []
+            guesses = {}
             for slot, text in texts.items():
-                # Right as often as such a model says the same again.
-                right = (
-                    text[-1:] * rng.randrange(5)
-                    if rng.random() < 0.5
-                    else rng.sample(range(300), rng.randrange(4))
+                guesses[slot] = one = guess(rng, expected[slot][len(text) :]) if turn % 5 else Guess([], 0)
+                position = len(PROMPT) - 1 + len(text) if rng.random() < 0.5 else bounds[slot]
+                bounds[slot] = position + 1 + one.deepest
+                saves = [(1, 0)] if saved and turn % saved == saved - 1 and not rows else []
+                rows.append(
+                    row(
+                        slot,
+                        None,
+                        position,
+                        drafts=one.drafts,
+                        parents=one.parents or None,
+                        masked=slot == masked,
+                        saves=saves,
+                    )
                 )
-                drafts[slot] = right if turn % 5 else []
-                position = len(PROMPT) + 1 + len(text) if rng.random() < 0.5 else bounds[slot]
-                bounds[slot] = position + 1 + len(drafts[slot])
-                rows.append(row(slot, None, position, drafts=drafts[slot], masked=slot in masked))
-            before = verified
-            words = [list(range(40, 400))] * len(masked)
-            result = step(rows, masks=words) if masked else step(rows)
-            wanted = any(drafts.values())
-            seen += len(accepted(result)) > 0
-            # A mask, a penalty or alternatives take several calls, and so does the first step of these rows.
-            assert verified - before == (is_fast and wanted and turn > 0)
+            before = self.verified, self.repeated
+            result = self.step(rows, masks=words)
+            wanted = any(one.drafts for one in guesses.values())
+            now = self.verified - before[0], self.repeated - before[1]
+            is_one = turn > 0 and not (wanted and masked is not None)
+            assert now == (is_one and wanted, is_one and not wanted), turn
             tokens, lengths = sampled(result), iter(accepted(result))
             for slot, text in texts.items():
-                taken = (next(lengths) if drafts[slot] else 0) + 1
+                taken = (next(lengths) if guesses[slot].drafts else 0) + 1
                 text += tokens[:taken]
                 tokens = tokens[taken:]
             assert not tokens
-    assert verified > 50 and seen > verified
+        if masked is None:
+            for slot, text in texts.items():
+                assert text[:TOKENS] == expected[slot][: len(text)]
+
+
+def tiny_beside(threads: int) -> Beside:
+    both = Beside(lambda: Driver(tiny.MODEL, torch.bfloat16, blocks=200), threads)
+    if both.drivers[0].engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    return both
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int) -> None:
+    """Rows beside each other, of every way to sample; a masked one, whose steps with drafts take several calls."""
+    both = tiny_beside(threads)
+    for kinds in (
+        ["greedy"],
+        ["temperature"],
+        ["greedy", "top-p", "greedy", "min-p"],
+        ["greedy", "penalties", "greedy penalty"],
+        ["greedy with alternatives", "top-k"],
+        ["bias, ends and watermark"],
+        ["penalties", "bias, ends and watermark", "temperature", "typical-p"],
+    ):
+        both.go_on({slot: SAMPLINGS[name] for slot, name in enumerate(kinds)}, 24, seed=len(kinds))
+    assert both.verified > 80 and both.repeated > 20
+    assert sum(both.seen) > 2 * both.verified and 0 in both.seen
+    both.go_on({1: {}, 3: SAMPLINGS["top-p"], 4: SAMPLINGS["penalties"]}, 10, masked=3)
+
+
+def test_a_row_in_one_call_that_nothing_is_left_for_fails() -> None:
+    """What its bias forbids is everything."""
+    both = tiny_beside(1)
+    vocabulary = both.drivers[0].engine.limits.vocab_size
+    forbidden = {"bias": {token: -np.inf for token in range(vocabulary)}, "temperatures": 1.0}
+    starts = {0: {}, 1: forbidden}
+    for slot, start in starts.items():
+        both.step([row(slot, PROMPT, 0, list(range(8 * slot, 8 * slot + 8)), start=start)])
+    for turn in range(3):
+        at = len(PROMPT) + turn
+        drafts = [[], [5, 6]] if turn == 2 else [[], []]
+        rows = [row(slot, None, at, drafts=drafts[slot]) for slot in starts]
+        result = both.step(rows)
+        assert [(error.row, error.message) for error in result.errors] == [(1, NOTHING_LEFT)]
+    assert both.verified == 1 and both.repeated == 1
 
 
 def test_a_row_in_one_call_whose_draft_leads_to_no_numbers_fails_only_where_it_is_accepted() -> None:

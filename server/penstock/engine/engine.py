@@ -454,12 +454,8 @@ class Engine:
         elif not self._asked_repeats:
             self._asked_repeats = True
             native, sampler = self.native, self.sampler
-            if (
-                native is not None
-                and isinstance(sampler, NativeSampler)
-                and self.drafter is None
-                and (draws := sampler.repeated(plan.slots, plan.positions + 1)) is not None
-            ):
+            if native is not None and isinstance(sampler, NativeSampler) and self.drafter is None:
+                draws = sampler.repeated(plan.slots, plan.positions + 1)
                 masked_rows = np.flatnonzero(plan.flags & MASKED if self.group.is_output_rank else ())
                 self.repeats = Repeats.of(plan, native, draws, self.slots, self._logits_SV, masked_rows)
         return self.repeats
@@ -471,9 +467,7 @@ class Engine:
         rows, decodes = len(plan.slots), repeats.decodes
         if self.threads is not None:
             self.threads.begin(rows)
-        decodes.ids_T[:] = self.last_sampled[plan.slots]
-        decodes.first_R[:] = plan.positions
-        repeats.draws.move(plan.positions + 1)
+        repeats.begin(plan, self.last_sampled[plan.slots], self.slots.states)
         prepared = time.perf_counter_ns()
         native.run_decodes(decodes)
         times = (prepared - began, time.perf_counter_ns() - prepared, 0, traced_since)
@@ -493,25 +487,34 @@ class Engine:
         began: int,
         traced_since: int,
     ) -> Launched:
-        """A step with chains of drafts, in one call."""
+        """A step with drafts, in one call."""
         self.steps += 1
         tokens = len(plan.slots) + len(plan.tokens)
         if self.threads is not None:
             self.threads.begin(tokens)
         prepared = time.perf_counter_ns()
-        chains = verifying.run(plan, native, self.last_sampled[plan.slots])
+        paths = verifying.run(plan, native, self.last_sampled[plan.slots], self.slots.states)
         forwarded = time.perf_counter_ns()
         decodes = verifying.decodes
-        self.last_sampled[plan.slots] = decodes.summary.tokens_S[chains.lasts_R]
-        self.slots.settle(plan.slots, plan.drafts - chains.accepted_R)
+        self.last_sampled[plan.slots] = decodes.summary.tokens_S[paths.lasts_R]
+        if paths.moved_M3:
+            self._move_path(plan, *np.array(paths.moved_M3).T)
+        self.slots.settle(plan.slots, plan.drafts - paths.accepted_R)
         times = (prepared - began, forwarded - prepared, 0, traced_since)
-        indices = replace(repeats.indices, sample_rows=chains.rows_S)
+        indices = replace(repeats.indices, sample_rows=paths.rows_S)
         launched = Launched(plan, indices, None, None, None, *times)
         if self.group.is_output_rank:
             assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
-            slots = plan.slots[chains.rows_S]
-            launched.sampled = self.sampler.kept(decodes.logits_RV, decodes.summary, slots, chains.kept_S)
-            launched.accepted_V = chains.accepted_R[plan.drafts > 0]
+            possible_S = verifying.possible(tokens)
+            launched.sampled = self.sampler.taken(
+                decodes.logits_RV,
+                decodes.summary,
+                plan.slots[paths.rows_S],
+                repeats.draws.are_counted,
+                possible_S=None if possible_S is None else possible_S[paths.kept_S],
+                rows_S=paths.kept_S,
+            )
+            launched.accepted_V = paths.accepted_R[plan.drafts > 0]
         launched.sample_ns = time.perf_counter_ns() - forwarded
         if self.threads is not None:
             attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
@@ -529,9 +532,14 @@ class Engine:
         self.last_sampled[plan.slots] = decodes.summary.tokens_S
         if self.group.is_output_rank:
             assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
-            are_counted = repeats.draws.are_counted
+            draws, rows = repeats.draws, len(plan.slots)
             launched.sampled = self.sampler.taken(
-                decodes.logits_RV, decodes.summary, plan.slots, are_counted, masks
+                decodes.logits_RV,
+                decodes.summary,
+                plan.slots,
+                draws.are_counted,
+                masks,
+                draws.possible(decodes.possible_D, rows),
             )
         launched.sample_ns = time.perf_counter_ns() - began
         if self.threads is not None:
@@ -777,20 +785,22 @@ class Engine:
             last.done.synchronize()
         assert last.accepted_R is not None
         if last.plan.trees is not None:
-            self._move_path(last, last.plan.trees)
+            self._move_accepted(last, last.plan.trees)
         rows = (last.plan.flags & SAMPLE) != 0
         self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - np.asarray(last.accepted_R))
 
-    def _move_path(self, last: Launched, trees: DraftTrees) -> None:
+    def _move_accepted(self, last: Launched, trees: DraftTrees) -> None:
         """Brings what the cache has of accepted drafts of trees to their positions."""
         assert last.indices is not None and last.kept_S is not None and last.offsets_S is not None
         rows_S, plan = last.indices.sample_rows, last.plan
         numbers_S, depths_S = last.offsets_S, last.indices.sample_positions - plan.positions[rows_S] - 1
         is_moved = (np.asarray(last.kept_S) != 0) & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
-        if not is_moved.any():
-            return
-        rows = rows_S[is_moved]
-        places = plan.positions[rows] + np.stack((numbers_S[is_moved], depths_S[is_moved]))
+        if is_moved.any():
+            self._move_path(plan, rows_S[is_moved], numbers_S[is_moved], depths_S[is_moved])
+
+    def _move_path(self, plan: Plan, rows: I64, numbers: I64, depths: I64) -> None:
+        """Copies what the cache has of these tokens of rows to where tokens are at these depths, in this order."""
+        places = plan.positions[rows] + np.stack((numbers, depths))
         pages = self.slots.pages[:, plan.slots[rows], places // BLOCK_SIZE]
         sources, targets = (pages * BLOCK_SIZE + places % BLOCK_SIZE).swapaxes(0, 1)
         if self.native is not None:

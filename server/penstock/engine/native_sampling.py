@@ -4,13 +4,14 @@ Called by the engine with the logits of the rows that sample, of models that the
 follows from its choice, verified drafts and counts. In numpy; must not import torch. `sampling` does the same with torch.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.columns import F32, I32, I64, U64, Bools
+from penstock.engine.draft_trees import LONGEST_PATH
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, seed_keys, uniform, uniform_at
 from penstock_kernels.program import Array
@@ -31,27 +32,65 @@ class Chooser(Protocol):
 
 @dataclass(slots=True)
 class RepeatedDraws:
-    """How steps that go on from each other draw: nothing but a random number of each row differs."""
+    """How steps that go on from each other draw: of a row nothing differs but its random number, the token before, and whether its ends are
+    held back.
+    """
 
     draws: Draws | None  # None: all take the likeliest
-    rows: I64
+    rows: I64  # those that are drawn
     keys: U64  # of their seeds
-    are_counted: bool
+    are_penalized: Bools
+    first_ends: I64 | None  # of these rows; None: none holds ends back
+    are_marked: bool  # some, with a watermark
+    may_lack: bool  # a row may have no token left
+    before: I64 = field(
+        default_factory=lambda: NO_TOKENS
+    )  # what `draws.before` is, with room for a step's drafts
 
-    def move(self, positions_R: I64) -> None:
-        """To the step that samples at these positions, of all rows."""
+    @property
+    def are_counted(self) -> bool:
+        """Whether what some rows sample is counted for their penalties."""
+        return bool(self.are_penalized.any())
+
+    def possible(self, possible_D: Bools | None, samples: int) -> Bools | None:
+        """Which of so many samples had a token left, of what was said of those that were drawn; None: all."""
+        if not self.may_lack or self.draws is None or possible_D is None:
+            return None
+        possible_S = np.ones(samples, np.bool_)
+        drawn = self.draws.rows["row"][: len(possible_D)]
+        possible_S[drawn] = possible_D
+        return possible_S
+
+    def move(self, positions_R: I64, previous_R: I64) -> None:
+        """To the step that samples at these positions, behind these tokens, of all rows."""
         if self.draws is not None:
-            self.draws.rows["uniform"] = uniform_at(self.keys, positions_R[self.rows])
+            all_of_them = slice(None)
+            self._place(self.draws.rows, all_of_them, positions_R[self.rows], previous_R[self.rows])
+
+    def _place(
+        self, made: npt.NDArray[np.void], places: I64 | slice, positions_D: I64, previous_D: I64
+    ) -> None:
+        made["uniform"] = uniform_at(self.keys[places], positions_D)
+        if self.are_marked:
+            made["previous"] = previous_D
+        if self.first_ends is not None and self.draws is not None:
+            width = self.draws.end_tokens.shape[1]
+            made["ends"] = np.where(positions_D < self.first_ends[places], width, 0)
 
     def of_samples(self, most: int) -> "RepeatedDraws":
         """With room for so many samples, several of a row: see `take`."""
         if self.draws is None:
             return self
-        return replace(self, draws=replace(self.draws, rows=np.zeros(most, DRAW_ROW)))
+        # What is fed, then each path of a tree.
+        before = np.empty(most * (1 + LONGEST_PATH) if self.are_counted else 0, np.int64)
+        draws = replace(self.draws, rows=np.zeros(most, DRAW_ROW), before=before)
+        return replace(self, draws=draws, before=before)
 
-    def take(self, of_rows: "RepeatedDraws", rows_S: I64, firsts_R: I64, positions_S: I64) -> int:
-        """To a step whose samples are of these rows, at these positions; each is drawn as `of_rows` draws its row. `firsts`: of each
-        row its first sample. Returns how many are drawn.
+    def take(
+        self, of_rows: "RepeatedDraws", rows_S: I64, firsts_R: I64, positions_S: I64, fed_S: I64
+    ) -> npt.NDArray[np.void]:
+        """To a step whose samples are of these rows, at these positions, each behind what was fed; each is drawn as `of_rows` draws its row.
+        `firsts`: of each row its first sample. Returns how each of those is drawn that are; what was fed before a sample counts as output.
         """
         assert self.draws is not None and of_rows.draws is not None
         place_of_row = np.full(len(firsts_R), -1)
@@ -60,8 +99,28 @@ class RepeatedDraws:
         drawn = np.flatnonzero(places_S >= 0)
         places, made = places_S[drawn], self.draws.rows[: len(drawn)]
         made[:] = of_rows.draws.rows[places]
-        made["row"], made["uniform"] = drawn, uniform_at(of_rows.keys[places], positions_S[drawn])
-        return len(drawn)
+        made["row"] = drawn
+        of_rows._place(made, places, positions_S[drawn], fed_S[drawn])
+        if len(self.before):
+            self.before[: len(fed_S)] = fed_S
+            firsts_D = firsts_R[rows_S[drawn]]
+            made["first_before"] = firsts_D + 1
+            made["before"] = np.where(self.are_penalized[places], drawn - firsts_D, 0)
+        return made
+
+    def follow_paths(self, made: npt.NDArray[np.void], parents_S: I64) -> None:
+        """Where some rows are trees: counts for each sample what was fed on its path. `parents`: see `Drafts`."""
+        penalized = np.flatnonzero(made["before"])
+        samples, at = made["row"][penalized].tolist(), len(parents_S)
+        for one, sample in zip(penalized.tolist(), samples, strict=True):
+            path = []
+            while parents_S[sample] >= 0:
+                path.append(self.before[sample])
+                sample = parents_S[sample]
+            if len(path) <= LONGEST_PATH:  # else it is of a chain
+                made["first_before"][one], made["before"][one] = at, len(path)
+                self.before[at : at + len(path)] = path[::-1]
+                at += len(path)
 
 
 class NativeSampler(SlotSampling):
@@ -92,50 +151,57 @@ class NativeSampler(SlotSampling):
                 tokens_S[drafts.forced] = drafts.drafts_S[drafts.forced]
             verified = None if drafts is None else verify(tokens_S, drafts)
             self._count(slots, tokens_S, masks, verified)
-        sampled = self._sampled(logits_SV, summary, slots, tokens_S, possible_S, verified)
-        most = int(sampled.top_counts.max(initial=0))
-        if most:
-            wanting = np.flatnonzero(sampled.top_counts)
-            wanting_SV = logits_SV[wanting]
-            tokens_SN = sampled.top_tokens_SN = most_likely(wanting_SV, most)
-            logits_SN = np.take_along_axis(wanting_SV, tokens_SN, 1)
-            sampled.top_logprobs_SN = summary.logprobs(logits_SN, wanting)
-        return sampled
+        return self._sampled(logits_SV, summary, slots, tokens_S, possible_S, verified)
 
-    def repeated(self, slots: I64, positions: I64) -> "RepeatedDraws | None":
-        """What is drawn in steps that go on from each other, of these slots and no others, the first of them at `positions`; None: their
-        rows want more than a token.
-        """
-        if self.are_plain[slots].all():
-            return RepeatedDraws(None, NO_TOKENS, np.zeros(0, np.uint64), False)
-        is_held, is_marked = positions < self.first_ends[slots], self.watermark_deltas[slots] > 0
-        wants_more = self.top_counts[slots] > 0
-        if (self._are_biased(slots) | is_held | is_marked | wants_more).any():
-            return None
-        is_penalized = self.count_rows[slots] >= 0
-        rows = np.flatnonzero((self.temperatures[slots] > 0) | is_penalized)
-        if not len(rows):
-            return RepeatedDraws(None, rows, np.zeros(0, np.uint64), False)
-        made = self._describe(rows, slots[rows])
-        if is_penalized.any():
-            self._list_penalties(made, rows, slots[rows], is_penalized[rows], None)
-        lists = (np.zeros((0, 0), np.int32), NO_TOKENS, NO_BIASES, self.end_tokens, NO_TOKENS)
-        keys = seed_keys(self.seeds[slots[rows]])
-        return RepeatedDraws(Draws(made, *lists), rows, keys, bool(is_penalized.any()))
+    def repeated(self, slots: I64, positions: I64) -> RepeatedDraws:
+        """What is drawn in steps that go on from each other, of these slots and no others, the first of them at `positions`."""
+        is_biased, is_held = self._are_biased(slots), positions < self.first_ends[slots]
+        is_penalized, is_marked = self.count_rows[slots] >= 0, self.watermark_deltas[slots] > 0
+        rows = np.flatnonzero((self.temperatures[slots] > 0) | is_biased | is_held | is_penalized | is_marked)
+        chosen, holds = slots[rows], bool(is_held.any())
+        draws = None
+        if len(rows):
+            made = self._describe(rows, chosen)
+            if is_marked.any():
+                made["greens"], made["delta"] = self.watermark_greens[chosen], self.watermark_deltas[chosen]
+            if holds:
+                made["first_end"] = chosen * self.end_tokens.shape[1]
+            if is_penalized.any():
+                self._list_penalties(made, rows, chosen, is_penalized[rows], None)
+            bias_tokens, biases = self._list_biases(made, chosen, is_biased[rows])
+            no_masks = np.zeros((0, 0), np.int32)
+            draws = Draws(made, no_masks, bias_tokens, biases, self.end_tokens, NO_TOKENS)
+        return RepeatedDraws(
+            draws,
+            rows,
+            seed_keys(self.seeds[chosen]),
+            is_penalized[rows],
+            self.first_ends[chosen] if holds else None,
+            bool(is_marked.any()),
+            holds or bool(is_biased.any()),
+        )
 
     def taken(
-        self, logits_RV: F32, summary: LogitsSummary, slots: I64, counted: bool, masks: Masks | None
+        self,
+        logits_SV: F32,
+        summary: LogitsSummary,
+        slots: I64,
+        counted: bool,
+        masks: Masks | None = None,
+        possible_S: Bools | None = None,
+        rows_S: I64 | None = None,
     ) -> Sampled:
-        """What `sample` gives of such rows. `counted`: of penalties, some of them count their tokens."""
+        """What `sample` gives of samples that were chosen with the logits, those of `slots`. `rows`: of the logits and the summary those that
+        count; None: all. `counted`: of penalties, some of them count their tokens.
+        """
+        some = summary
+        if rows_S is not None:
+            some = LogitsSummary(
+                summary.tokens_S[rows_S], summary.largest_S[rows_S], summary.totals_S[rows_S]
+            )
         if counted:
-            self._count(slots, summary.tokens_S, masks, None)
-        return self._sampled(logits_RV, summary, slots, summary.tokens_S)
-
-    def kept(self, logits_SV: F32, summary: LogitsSummary, slots: I64, kept_S: I64) -> Sampled:
-        """What `sample` gives of some samples of such rows, which are those of `slots`, where none is counted."""
-        tokens_S = summary.tokens_S[kept_S]
-        some = LogitsSummary(tokens_S, summary.largest_S[kept_S], summary.totals_S[kept_S])
-        return self._sampled(logits_SV, some, slots, tokens_S, rows_S=kept_S)
+            self._count(slots, some.tokens_S, masks, None)
+        return self._sampled(logits_SV, some, slots, some.tokens_S, possible_S, rows_S=rows_S)
 
     def _sampled(
         self,
@@ -147,9 +213,9 @@ class NativeSampler(SlotSampling):
         verified: Verified | None = None,
         rows_S: I64 | None = None,
     ) -> Sampled:
-        """Tokens with their log probabilities, and no alternatives. `rows`: of the logits; None: all."""
+        """Tokens with their log probabilities, and alternatives. `rows`: of the logits; None: all."""
         chosen_S1 = logits_SV[np.arange(len(slots)) if rows_S is None else rows_S, tokens_S][:, None]
-        return Sampled(
+        sampled = Sampled(
             tokens_S=tokens_S,
             logprobs_S=summary.logprobs(chosen_S1)[:, 0],
             sound_S=summary.sound_S,
@@ -159,6 +225,14 @@ class NativeSampler(SlotSampling):
             top_logprobs_SN=None,
             verified=verified,
         )
+        most = int(sampled.top_counts.max(initial=0))
+        if most:
+            wanting = np.flatnonzero(sampled.top_counts)
+            wanting_SV = logits_SV[wanting if rows_S is None else rows_S[wanting]]
+            tokens_SN = sampled.top_tokens_SN = most_likely(wanting_SV, most)
+            logits_SN = np.take_along_axis(wanting_SV, tokens_SN, 1)
+            sampled.top_logprobs_SN = summary.logprobs(logits_SN, wanting)
+        return sampled
 
     def tell(self, logits_TV: F32, targets_T: I64, most: int) -> tuple[F32, I64 | None, F32 | None]:
         """See SlotSampling."""

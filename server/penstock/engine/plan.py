@@ -118,14 +118,14 @@ class Plan:
     copies: I64 = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     # Once the slots have accepted it:
     trees: DraftTrees | None = None  # None: all drafts are chains
-    # The rows of the plan before, each with the token behind its last one and chains of drafts, some with more pages; and nothing else.
+    # The rows of the plan before, each with the token behind its last one and drafts, some with more pages; and nothing else.
     goes_on: bool = False
 
     @property
     def has_rows_alone(self) -> bool:
-        """Whether it says nothing but of each row its slot, flags, position, count, drafts and the pages that it gets."""
-        columns, more = (self.released, self.prompt_targets), (self.saves, self.copies)
-        return self.starts is None and not any(map(len, columns)) and not any(map(len, more))
+        """Whether it says nothing but of each row its slot, flags, position, count, drafts, the pages that it gets and copies of its state."""
+        others = len(self.released), len(self.prompt_targets), len(self.copies)
+        return self.starts is None and not any(others)
 
 
 def are_decodes(plan: Plan) -> bool:

@@ -225,8 +225,7 @@ class SlotTable:
             self.states.take(slots[verifying], plan.drafts[verifying])
         self.filled[slots], self.planned[slots] = ends, bounds
         self.has_sampled[slots[(flags & SAMPLE) != 0]] = True
-        may_go_on = plan.has_rows_alone and not (self.states is not None and len(plan.drafts))
-        if may_go_on and (flags | MASKED == DECODE | MASKED).all():
+        if plan.has_rows_alone and (flags | MASKED == DECODE | MASKED).all():
             rooms = self._rooms(slots, self.block_counts[slots])
             counted = NO_COUNTS if len(plan.drafts) else counts
             planned = ends if (bounds == ends).all() else bounds
@@ -244,8 +243,8 @@ class SlotTable:
         return rooms
 
     def _go_on(self, plan: Plan, last: _Decodes) -> bool:
-        """Whether the rows are those of the last plan, each with the token behind its last one and a chain of drafts or none, for which
-        there is room; then it is taken over. Most plans are such, and nothing else of them but drafts and pages has to be looked at.
+        """Whether the rows are those of the last plan, each with the token behind its last one and drafts or none, for which there is room;
+        then it is taken over. Most plans are such, and nothing else of them but drafts, pages and copies of states has to be looked at.
         `PlanReader` makes arrays anew only where they differ. Raises BadPlan.
         """
         before, rows = last.plan, len(last.ends)
@@ -255,8 +254,10 @@ class SlotTable:
             and plan.has_rows_alone
             and len(plan.new_block_counts) == rows
             and len(plan.positions) == rows
-            and (plan.counts is last.counts or self._are_chains(plan, rows))
+            and (plan.counts is last.counts or self._are_drafts(plan, rows))
             and not (len(plan.tokens) and plan.counts is last.counts)
+            and (self.states is None or not self.states.are_unsettled)
+            and not (self.states is None and len(plan.saves))
         ):
             return False
         positions = plan.positions
@@ -271,14 +272,23 @@ class SlotTable:
             rooms = self._rooms(plan.slots, self.block_counts[plan.slots] + plan.new_block_counts)
         if (ends > rooms).any():
             return False
+        if len(plan.saves):
+            self._check_saves(plan)
+        if len(plan.draft_parents):
+            self._read_trees(plan)
         if gets_pages:
             self._append_pages(plan)
         planned = ends
-        if last.planned is not last.ends:
+        if last.planned is not last.ends or plan.trees is not None:
             planned = positions + plan.counts
+            if plan.trees is not None:
+                planned += plan.trees.deepest_R - plan.drafts
             plan.positions = last.ends
             if (planned == ends).all():
                 planned = ends
+        if self.states is not None and len(plan.drafts):
+            verifying = plan.drafts > 0
+            self.states.take(plan.slots[verifying], plan.drafts[verifying])
         if len(plan.drafts) == 0:
             last.counts = plan.counts
         last.rooms, last.ends, last.planned = rooms, ends, planned
@@ -286,22 +296,22 @@ class SlotTable:
         plan.goes_on = True
         return True
 
-    def _are_chains(self, plan: Plan, rows: int) -> bool:
-        """Whether each of the rows, which go on, feeds a token and a chain of drafts or none, within the limits. Others are looked at
-        more closely.
+    def _are_drafts(self, plan: Plan, rows: int) -> bool:
+        """Whether each of the rows, which go on, feeds a token and drafts or none, within the limits. Others are looked at more closely;
+        so are trees, by `_read_trees`.
         """
         drafts, counts, limits = plan.drafts, plan.counts, self.limits
-        if len(counts) != rows or len(plan.draft_parents):
+        if len(counts) != rows:
             return False
         if len(drafts) == 0:
-            return len(plan.tokens) == 0 and bool((counts == 1).all())
+            return len(plan.tokens) + len(plan.draft_parents) == 0 and bool((counts == 1).all())
         total = len(plan.tokens)
         return (
-            self.states is None
-            and len(drafts) == rows
+            len(drafts) == rows
             and bool((counts == drafts + 1).all())
             and 0 < total == int(drafts.sum())
             and total <= limits.max_step_drafts
+            and (self.states is None or total <= self.states.free)
             and rows + total <= limits.max_step_tokens
             and int(plan.tokens.max()) < limits.vocab_size
         )

@@ -29,6 +29,16 @@ class StatePlaces:
         # Of slots whose last row had drafts, while nobody has said how many were accepted: the place of the state in front of each.
         self._before: dict[int, list[int]] = {}
 
+    @property
+    def free(self) -> int:
+        """Drafts for which there are places."""
+        return len(self._free)
+
+    @property
+    def are_unsettled(self) -> bool:
+        """Whether of some slot's drafts nobody has said how many were accepted."""
+        return bool(self._before)
+
     def forget(self, slots: I64 | U32) -> None:
         """The states of these slots are nobody's: they are released, or start anew."""
         for slot in slots.tolist() if self._before else ():
