@@ -369,6 +369,24 @@ def test_ranges_of_rows_and_columns_are_what_slicing_gives(
         found.check_all_used(re.compile(""))
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="what the kernel says of memory")
+def test_what_is_read_to_be_converted_may_have_huge_pages(folder: Path) -> None:
+    with Checkpoint(folder, torch.bfloat16) as found, found.reading(tells=False):
+        found.gives_back = True
+        made = found.new((8 << 20,), tensors.uint8)
+        middle = made.data_ptr() + made.nbytes // 2
+        flags: list[str] = []
+        is_there = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            area = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+            if area:
+                is_there = int(area[1], 16) <= middle < int(area[2], 16)
+            elif is_there and line.startswith("VmFlags:"):
+                flags = line.split()[1:]
+    assert "sh" not in flags, "shared pages are small"
+    assert "hg" in flags
+
+
 def test_tensors_that_are_not_aligned_are_read(folder: Path) -> None:
     path = folder / "model.safetensors"
     data = path.read_bytes()

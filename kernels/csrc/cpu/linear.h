@@ -196,12 +196,22 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
                          int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
     const int tiles = (k_tiles + 1) / 2;
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
-    while (rows <= 2 && count > 0) {
-        const int some = rows == 1 ? some_int4_rows<1>(a, args.source_bytes, columns, count, tiles, step, sums)
-                                   : some_int4_rows<2>(a, args.source_bytes, columns, count, tiles, step, sums);
-        columns += some, count -= some, sums += some * kBlockFloats;
+    if (rows <= 2) {
+        // Of a gated layer gates are multiplied first, which lie one behind the other, and then what they open.
+        const bool are_pairs = args.epilogue == PENSTOCK_GATE && count == 4;
+        int order[kMostTiles];
+        for (int i = 0; i < count; i++) order[i] = are_pairs ? i % 2 * 2 + i / 2 : i;
+        for (int i = 0; i < count; i++) {
+            const uint8_t *const column = columns[order[i]];
+            const long to_next = i + 1 < count ? columns[order[i + 1]] - column : columns[0] + step - column;
+            float *const to = sums + order[i] * kBlockFloats;
+            if (rows == 1)
+                int4_rows<1>(a, args.source_bytes, column, tiles, to_next, to);
+            else
+                int4_rows<2>(a, args.source_bytes, column, tiles, to_next, to);
+        }
+        return;
     }
-    if (count == 0) return;
 #endif
     const uint8_t *from[kMostTiles];
     for (int i = 0; i < count; i++) from[i] = unpacked + i * kInt4Near * 2 * kTileBytes;
@@ -274,8 +284,12 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
         // Two columns whole, for all rows.
         const int64_t unpacked_bytes = (int64_t)(k_tiles + 1) / 2 * 2 * kTileBytes;
         for (int i = 0; i < count; i++) {
-            for (int k = 0; k < (k_tiles + 1) / 2; k++)
-                unpack_int4(columns[i] + k * PENSTOCK_INT4_BYTES, unpacked + i * unpacked_bytes + k * 2 * kTileBytes);
+            for (int k = 0; k < (k_tiles + 1) / 2; k++) {
+                // What is unpacked next comes from far while this is multiplied.
+                const uint8_t *const tile = columns[i] + k * PENSTOCK_INT4_BYTES;
+                if (step) fetch_far(tile + step, PENSTOCK_INT4_BYTES);
+                unpack_int4(tile, unpacked + i * unpacked_bytes + k * 2 * kTileBytes);
+            }
             columns[i] = unpacked + i * unpacked_bytes;
         }
         is_int4 = false;

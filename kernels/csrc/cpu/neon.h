@@ -275,12 +275,4 @@ COLUMNS void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, in
         for (int q = 0; q < 4; q++) vst1q_s32(to + r * 16 + q * 4, sum[r][q]);
 }
 
-// As many of these columns as their sums leave registers for: one. Returns how many.
-template <int rows>
-INLINE int some_int4_rows(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int, int tiles, long step,
-                          float *c) {
-    int4_rows<rows>(a, a_bytes, columns[0], tiles, step, c);
-    return 1;
-}
-
 }  // namespace

@@ -144,8 +144,9 @@ class Checkpoint:
         dtype = dtype or self.dtype
         size = math.prod(shape) * dtype.itemsize
         if self.gives_back and not self.is_rehearsal and size >= LARGE:
-            pages = np.frombuffer(mmap.mmap(-1, size), tensors.held_as(dtype)).reshape(shape)
-            made = tensors.of_memory(pages, dtype)
+            # Private: pages that could be shared are small ones (`shmem_enabled`), whatever is asked for.
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            made = tensors.of_memory(np.frombuffer(pages, tensors.held_as(dtype)).reshape(shape), dtype)
         else:
             made = tensors.empty(shape, dtype, is_rehearsed=self.is_rehearsal)
         if not self.is_rehearsal:
