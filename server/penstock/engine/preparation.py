@@ -407,8 +407,8 @@ def _measure(engine: Engine) -> list[tuple[int, int, float]]:
         slowest = max((ns * max(rows * fed / tokens, 1) for tokens, _, ns in measured), default=0.0)
         # More tokens in a step cost less each; the guess is for both runs of the shape.
         is_late = time.perf_counter() + slowest * 2e-9 / 8 > deadline
-        # Every rank runs every step, or none does.
-        if len(measured) >= 3 and engine.group.everyone.first_says(is_late):
+        # Steps of one token alone say nothing of what a token costs. Every rank runs every step, or none does.
+        if len(measured) >= 3 and measured[-1][0] > 1 and engine.group.everyone.first_says(is_late):
             break
         _run(engine, rows, fed, cached)
         measured.append((rows * fed, _attended(rows, fed, cached), _fastest(engine, rows, fed, cached)))
