@@ -160,9 +160,15 @@ impl Corpora {
         let part = self.corpora.get(&recall.corpus)?.part(found.part)?;
         let rest = &part.tokens[found.next as usize..];
         let end = rest.iter().position(|token| *token == BETWEEN).unwrap_or(rest.len());
-        let accuracy = recall.record.accuracy(found.length);
-        Some(Guess { accuracy, rest: &rest[..end], goes_round: false, is_recalled: true })
-            .filter(|guess| !guess.rest.is_empty())
+        let accuracies = recall.record.accuracies();
+        Some(Guess {
+            length: found.length,
+            accuracies,
+            rest: &rest[..end],
+            goes_round: false,
+            is_recalled: true,
+        })
+        .filter(|guess| !guess.rest.is_empty())
     }
 }
 
@@ -289,19 +295,19 @@ mod tests {
         corpora.follow(&mut recall, &text, 4);
         let first = corpora.guess(&recall, text.len()).unwrap();
         assert_eq!(first.tokens().next(), Some(TokenId(12)));
-        let before = first.accuracy;
+        let before = first.accuracy();
         for next in 12..30 {
             text.push(TokenId(next));
             corpora.follow(&mut recall, &text, 4);
         }
-        assert!(corpora.guess(&recall, text.len()).unwrap().accuracy > before);
+        assert!(corpora.guess(&recall, text.len()).unwrap().accuracy() > before);
         for surprise in 200..240 {
             text.extend(ids([20, 21, surprise]));
             corpora.follow(&mut recall, &text, 4);
         }
         text.extend(ids([20, 21]));
         corpora.follow(&mut recall, &text, 4);
-        assert!(corpora.guess(&recall, text.len()).unwrap().accuracy < 0.1);
+        assert!(corpora.guess(&recall, text.len()).unwrap().accuracy() < 0.1);
     }
 
     #[test]

@@ -48,10 +48,10 @@ pub(super) struct StepCost {
     /// Measured over expected, smoothed: of steps with decodes only, and of steps with prompts.
     decode_scale: f64,
     prompt_scale: f64,
-    /// By so much longer a step takes for each draft, smoothed.
-    draft_ns: f64,
-    /// Decodes since a step with drafts was measured.
+    drafts: LongerByDrafts,
+    /// Decodes since a step with drafts was measured, and of how many the next one is that only measures.
     unverified_steps: u32,
+    probe_every: u32,
     /// Of a step that had nothing before it in flight, what was neither reading, computing nor choosing, smoothed.
     round_trip_ns: f64,
     /// Of the workers' draft model, if they have one.
@@ -64,16 +64,76 @@ const SMOOTHING: f64 = 0.1;
 /// machine must not shrink chunks for long.
 const OUTLIER: f64 = 4.0;
 
-/// Steps with drafts are few at first. What they taught is forgotten slowly by steps without.
-const DRAFT_SMOOTHING: f64 = 0.3;
+/// What steps with drafts taught is forgotten slowly by steps without.
 const FORGETTING: f64 = 0.002;
 
-/// Decodes without drafts between two that have some to measure what they cost, where guesses are good.
+/// Decodes without drafts between two that have some to measure what they cost, where guesses are good. Each that is measured, and
+/// after which none is expected to pay, doubles it.
 const PROBE_EVERY: u32 = 8;
+const LONGEST_PROBE_EVERY: u32 = 256;
+
+/// Before a step with drafts was measured, which part of a step's fixed time it is thought to take longer whatever their number.
+const FIRST_SHARE: f64 = 0.1;
+/// How far what a step takes is from what it takes on average, as a part of it; and what a step with drafts may have changed of
+/// what there is to learn, as a part of what was not known at first.
+const NOISE: f64 = 0.2;
+const CHANGE: f64 = 0.02;
+/// A measurement that is so many times further off than measurements are counts as one that is so far off.
+const FURTHEST: f64 = 2.0;
 
 /// Before one was measured.
 const ROUND_TRIP_NS: f64 = 300_000.0;
 const MOST_ROUND_TRIP_NS: f64 = 1_000_000.0;
+
+/// By how much longer a step takes with drafts: for having some, and for each; as far as the cost model is right about steps without.
+/// Learned from single steps by a Kalman filter, since one with eight drafts says little of what one with a single draft takes.
+#[derive(Clone, Copy, Debug)]
+struct LongerByDrafts {
+    first_ns: f64,
+    each_ns: f64,
+    /// Variances of the two, and their covariance.
+    doubt: [f64; 3],
+    /// The variances by which they are less certain from step to step.
+    change: [f64; 2],
+}
+
+impl LongerByDrafts {
+    fn new(model: CostModel) -> Self {
+        let first = model.fixed_ns * FIRST_SHARE;
+        let doubt =
+            [2.0 * first, model.per_token_ns + model.fixed_ns / 8.0].map(|deviation| deviation.powi(2));
+        Self {
+            first_ns: first,
+            each_ns: model.per_token_ns,
+            doubt: [doubt[0], doubt[1], 0.0],
+            change: doubt.map(|variance| variance * CHANGE),
+        }
+    }
+
+    fn expect(&self, drafts: u32) -> f64 {
+        if drafts == 0 { 0.0 } else { self.first_ns + self.each_ns * f64::from(drafts) }
+    }
+
+    /// A step with so many drafts took so much longer, which is so far off at times.
+    fn learn(&mut self, drafts: u32, longer: f64, deviation: f64) {
+        let count = f64::from(drafts);
+        let [first, each, both] = self.doubt;
+        let (first, each) = (first + self.change[0], each + self.change[1]);
+        let along = [first + count * both, both + count * each];
+        let variance = along[0] + count * along[1] + deviation * deviation;
+        let most = FURTHEST * variance.sqrt();
+        let wrong = (longer - self.expect(drafts)).clamp(-most, most);
+        let gain = along.map(|part| part / variance);
+        self.first_ns = (self.first_ns + gain[0] * wrong).max(0.0);
+        self.each_ns = (self.each_ns + gain[1] * wrong).max(0.0);
+        self.doubt = [first - gain[0] * along[0], each - gain[1] * along[1], both - gain[0] * along[1]];
+    }
+
+    /// Comes nearer to what is expected of each.
+    fn forget(&mut self, each_ns: f64) {
+        self.each_ns += FORGETTING * (each_ns - self.each_ns);
+    }
+}
 
 impl StepCost {
     pub fn new(model: CostModel) -> Self {
@@ -88,8 +148,9 @@ impl StepCost {
             model,
             decode_scale: 1.0,
             prompt_scale: 1.0,
-            draft_ns: model.per_token_ns,
+            drafts: LongerByDrafts::new(model),
             unverified_steps: 0,
+            probe_every: PROBE_EVERY,
             round_trip_ns: ROUND_TRIP_NS,
             draft_model: None,
         }
@@ -114,7 +175,7 @@ impl StepCost {
     }
 
     pub fn expect(&self, work: Work) -> Duration {
-        let drafts = f64::from(work.drafts) * self.draft_ns;
+        let drafts = self.drafts.expect(work.drafts) * self.scale(work);
         let drafting = self.expect_drafting(work.drafted);
         Duration::from_nanos((self.unscaled(work) * self.scale(work) + drafts + drafting) as u64)
     }
@@ -131,13 +192,18 @@ impl StepCost {
     pub fn learn(&mut self, work: Work, took: Duration) {
         let took = took.as_nanos() as f64;
         if work.drafts > 0 {
-            let longer = took - self.unscaled(work) * self.scale(work);
+            let (took, without) = (took / self.scale(work), self.unscaled(work));
             // Where short answers come and go there is a prompt in nearly every step. What drafts add to it is the less certain, the
             // more else there is.
             let share = if work.prompts { f64::from(work.drafts) / f64::from(work.tokens) } else { 1.0 };
+            let deviation = NOISE * (without + self.drafts.expect(work.drafts)) / share;
+            self.probe_every = match self.unverified_steps {
+                0 => self.probe_every,
+                steps if steps < PROBE_EVERY => PROBE_EVERY,
+                _ => (self.probe_every * 2).min(LONGEST_PROBE_EVERY),
+            };
             self.unverified_steps = 0;
-            learn(&mut self.draft_ns, longer / f64::from(work.drafts), DRAFT_SMOOTHING * share);
-            return;
+            return self.drafts.learn(work.drafts, took - without, deviation);
         }
         let seen = took / self.unscaled(work);
         if work.prompts {
@@ -145,13 +211,12 @@ impl StepCost {
         }
         learn(&mut self.decode_scale, seen, SMOOTHING);
         self.unverified_steps = self.unverified_steps.saturating_add(1);
-        let expected = self.model.per_token_ns * self.decode_scale;
-        self.draft_ns += FORGETTING * (expected - self.draft_ns);
+        self.drafts.forget(self.model.per_token_ns);
     }
 
     /// Whether it is time to measure a step with drafts, though none is expected to pay: the model may be wrong.
     pub fn is_due_a_probe(&self) -> bool {
-        self.unverified_steps >= PROBE_EVERY
+        self.unverified_steps >= self.probe_every
     }
 
     /// The same of a step that had nothing before it in flight: its time has the way to the workers and back in it. They
@@ -275,6 +340,60 @@ mod tests {
         let wrong = (learned.as_secs_f64() / per_draft.as_secs_f64() - 1.0).abs();
         assert!(wrong < 0.1, "{learned:?} for {per_draft:?}");
         assert!(cost.expect(plain) < without * 11 / 10, "it is not the prompts that take so long");
+    }
+
+    /// The first draft of a step takes 150 us more, as far as it is known.
+    #[test]
+    fn what_some_drafts_cost_at_all_is_known_apart_from_what_each_costs() {
+        let mut cost = cost();
+        let mut plain = Work::default();
+        for row in 0..8 {
+            plain.add(100 + row, 1);
+        }
+        let with = |drafts: u32| {
+            let mut work = plain;
+            work.add_drafts(drafts);
+            (work, Duration::from_micros(400 + 30 * u64::from(drafts)))
+        };
+        for turn in 0..100 {
+            cost.learn(plain, Duration::from_micros(250));
+            let (work, took) = with([1, 2, 20, 8, 30][turn % 5]);
+            cost.learn(work, took);
+        }
+        for drafts in [1, 4, 16, 32] {
+            let (work, took) = with(drafts);
+            let wrong = (cost.expect(work).as_secs_f64() / took.as_secs_f64() - 1.0).abs();
+            assert!(wrong < 0.1, "{drafts} drafts: {:?} for {took:?}", cost.expect(work));
+        }
+        let before = cost.expect(with(4).0);
+        cost.learn(with(4).0, Duration::from_secs(5));
+        assert!(cost.expect(with(4).0) < before * 2, "{:?}", cost.expect(with(4).0));
+    }
+
+    #[test]
+    fn what_never_pays_is_measured_less_and_less_often() {
+        let mut cost = cost();
+        let mut plain = Work::default();
+        plain.add(100, 1);
+        let mut drafted = plain;
+        drafted.add_drafts(2);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let mut steps = 0;
+            while !cost.is_due_a_probe() {
+                cost.learn(plain, Duration::from_micros(200));
+                steps += 1;
+            }
+            // Two were sent before the first was known.
+            cost.learn(drafted, Duration::from_micros(900));
+            cost.learn(drafted, Duration::from_micros(900));
+            pauses.push(steps);
+        }
+        assert_eq!(pauses, [8, 16, 32, 64, 128, 256, 256, 256]);
+        cost.learn(plain, Duration::from_micros(200));
+        cost.learn(drafted, Duration::from_micros(300));
+        (0..8).for_each(|_| cost.learn(plain, Duration::from_micros(200)));
+        assert!(cost.is_due_a_probe(), "there are drafts again");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use penstock_proto::ids::TokenId;
 
 use super::core::Core;
-use super::prompt_lookup::{GRAMS, Guess, MOST_BRANCHES};
+use super::prompt_lookup::{Accuracies, GRAMS, Guess, MOST_BRANCHES};
 use super::sequence::Sequence;
 use super::speculation::INDEXED_AT_ONCE;
 
@@ -21,9 +21,10 @@ impl Core {
         }
     }
 
-    /// How likely the guess for a sequence's next token is right; `None` when there is none.
-    pub(super) fn guess_accuracy(&self, key: usize) -> Option<f32> {
-        self.best_guess(&self.sequences[key]).map(|guess| guess.accuracy)
+    /// Behind how many tokens that match the guess for a sequence is, and how likely guesses are right behind so many and more; `None` when
+    /// there is none.
+    pub(super) fn guess_accuracies(&self, key: usize) -> Option<(u32, Accuracies)> {
+        self.best_guess(&self.sequences[key]).map(|guess| (guess.length, guess.accuracies))
     }
 
     /// Guesses for what comes behind the next `skip` tokens of a sequence, to the end of its text at most.
@@ -53,7 +54,7 @@ impl Core {
         let guess = self.best_guess(sequence).filter(|guess| self.capacity.draft_trees && !guess.is_recalled);
         let own = guess.zip(sequence.lookup.as_ref());
         own.map_or([0.0; MOST_BRANCHES], |(guess, lookup)| {
-            let is_wrong = 1.0 - f64::from(guess.accuracy);
+            let is_wrong = 1.0 - f64::from(guess.accuracy());
             lookup.branch_chances().map(|chance| is_wrong * f64::from(chance))
         })
     }
@@ -81,7 +82,7 @@ impl Core {
         let recalled = recall.and_then(|(corpora, recall)| corpora.guess(recall, sequence.said()));
         // Of two that are as good, its own.
         match (own, recalled) {
-            (Some(own), Some(recalled)) if recalled.accuracy > own.accuracy => Some(recalled),
+            (Some(own), Some(recalled)) if recalled.accuracy() > own.accuracy() => Some(recalled),
             (own, recalled) => own.or(recalled),
         }
     }

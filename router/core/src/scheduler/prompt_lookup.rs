@@ -19,13 +19,19 @@ const LONG: u32 = 8;
 
 /// Length of the runs of tokens behind which other continuations are looked for, how many occurrences are looked at, and how many
 /// branches a guess has at most.
-const BRANCH_GRAM: usize = GRAMS[2];
+pub(super) const BRANCH_GRAM: usize = GRAMS[2];
 const LOOKED_AT: usize = 12;
 pub(super) const MOST_BRANCHES: usize = 3;
 
 /// What is believed of the guesses of short and of long matches before any was seen, and the weight of the newest one.
 const PRIOR: [f32; 2] = [0.3, 0.7];
 const SMOOTHING: f32 = 0.125;
+
+/// Lengths from which on matches are of one kind, for which is counted apart how often they go on: what is copied has its length, too, and
+/// a match of six tokens that never goes on is no better for those of five that always did. So many guesses of all short or all long
+/// matches weigh as much as what was seen of the kind.
+const KINDS: [u32; 8] = [0, 3, 4, 5, 6, 8, 12, 24];
+const DOUBT: f32 = 2.0;
 
 /// What is believed of a branch, where the guess is wrong, and the weight of the newest one.
 const BRANCH_PRIOR: f32 = 0.2;
@@ -49,25 +55,61 @@ pub(super) struct PromptLookup {
     branches: [f32; MOST_BRANCHES],
 }
 
-/// How often guesses were right lately: smoothed, of short and of long matches.
-pub(super) struct Record([f32; 2]);
+/// How often guesses were right lately, smoothed: of short and of long matches, and of each kind.
+pub(super) struct Record {
+    classes: [f32; 2],
+    kinds: [Seen; KINDS.len()],
+}
+
+/// Guesses, of which older ones count less and less.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    all: f32,
+    right: f32,
+}
 
 impl Default for Record {
     fn default() -> Self {
-        Self(PRIOR)
+        Self { classes: PRIOR, kinds: [Seen::default(); KINDS.len()] }
     }
 }
 
 impl Record {
-    /// Of guesses behind a match of so many tokens.
-    pub fn accuracy(&self, length: u32) -> f32 {
-        self.0[class(length)]
+    /// Of guesses behind matches of each length.
+    pub fn accuracies(&self) -> Accuracies {
+        Accuracies(std::array::from_fn(|kind| {
+            let Seen { all, right } = self.kinds[kind];
+            (right + DOUBT * self.classes[class(KINDS[kind])]) / (all + DOUBT)
+        }))
     }
 
     pub fn add(&mut self, length: u32, is_right: bool) {
-        let accuracy = &mut self.0[class(length)];
-        *accuracy += SMOOTHING * (f32::from(u8::from(is_right)) - *accuracy);
+        let now = f32::from(u8::from(is_right));
+        let accuracy = &mut self.classes[class(length)];
+        *accuracy += SMOOTHING * (now - *accuracy);
+        let Seen { all, right } = &mut self.kinds[kind(length)];
+        *all += 1.0 - SMOOTHING * *all;
+        *right += now - SMOOTHING * *right;
     }
+}
+
+/// How likely the guess behind a match of each kind is right.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accuracies([f32; KINDS.len()]);
+
+impl Accuracies {
+    /// Of guesses that are right as often behind any match.
+    pub fn alike(accuracy: f32) -> Self {
+        Self([accuracy; KINDS.len()])
+    }
+
+    pub fn behind(&self, length: u32) -> f32 {
+        self.0[kind(length)]
+    }
+}
+
+fn kind(length: u32) -> usize {
+    KINDS.iter().filter(|&&from| from <= length).count() - 1
 }
 
 fn class(length: u32) -> usize {
@@ -77,8 +119,9 @@ fn class(length: u32) -> usize {
 /// What is expected to follow a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guess<'a> {
-    /// How likely its next token is right, if all before it were.
-    pub accuracy: f32,
+    /// Tokens of the match that it follows; each of its own that is right makes it longer by one.
+    pub length: u32,
+    pub accuracies: Accuracies,
     pub rest: &'a [TokenId],
     /// Behind the last token it begins anew.
     pub goes_round: bool,
@@ -87,6 +130,11 @@ pub(super) struct Guess<'a> {
 }
 
 impl<'a> Guess<'a> {
+    /// How likely its next token is right.
+    pub fn accuracy(&self) -> f32 {
+        self.accuracies.behind(self.length)
+    }
+
     pub fn tokens(self) -> impl Iterator<Item = TokenId> + 'a {
         let rounds = if self.goes_round { usize::MAX } else { 1 };
         std::iter::repeat_n(self.rest, rounds).flatten().copied()
@@ -214,16 +262,16 @@ impl PromptLookup {
     /// What is expected to follow the text, which is all of `tokens`.
     pub fn guess<'a>(&self, tokens: &'a [TokenId]) -> Option<Guess<'a>> {
         let found = self.found.filter(|_| self.indexed == tokens.len())?;
-        Some(self.guess_from(found.next, self.record.accuracy(found.length), tokens))
+        Some(self.guess_from(found, self.record.accuracies(), tokens))
     }
 
-    /// That the text goes on as it did from `next` on.
-    fn guess_from<'a>(&self, next: u32, accuracy: f32, tokens: &'a [TokenId]) -> Guess<'a> {
-        let next = next as usize;
+    /// That the text goes on as it did behind `found`.
+    fn guess_from<'a>(&self, found: Match, accuracies: Accuracies, tokens: &'a [TokenId]) -> Guess<'a> {
+        let next = found.next as usize;
         // What was found may overlap what follows: then the text is expected to go round and round. What an encoder reads does not.
         let goes_round = next >= self.gap.end;
         let rest = if goes_round { &tokens[next..] } else { &tokens[next..self.gap.start] };
-        Guess { accuracy, rest, goes_round, is_recalled: false }
+        Guess { length: found.length, accuracies, rest, goes_round, is_recalled: false }
     }
 
     /// How likely the first token of each branch is right where that of the guess is wrong.
@@ -240,10 +288,14 @@ impl PromptLookup {
             for token in following.by_ref().take(ahead) {
                 last = [last[1], token];
             }
-            Some((guess.accuracy, self.others(tokens, &last, following.next()?)))
+            Some(self.others(tokens, &last, following.next()?))
         });
-        let (accuracy, others) = others.unwrap_or_default();
-        others.into_iter().map(move |next| self.guess_from(next, accuracy, tokens))
+        let accuracies = self.record.accuracies();
+        let found = |next| Match { next, length: BRANCH_GRAM as u32 };
+        others
+            .unwrap_or_default()
+            .into_iter()
+            .map(move |next| self.guess_from(found(next), accuracies, tokens))
     }
 }
 
@@ -327,7 +379,7 @@ mod tests {
         let text = tokens(&[1, 2, 3, 4, 5, 6].repeat(6));
         let mut lookup = PromptLookup::new(1, 0..0);
         lookup.update(&text, 8, usize::MAX);
-        assert!(lookup.guess(&text).is_some_and(|guess| guess.accuracy > 0.9));
+        assert!(lookup.guess(&text).is_some_and(|guess| guess.accuracy() > 0.9));
         let mut surprised = text.clone();
         for at in 0..40 {
             surprised.extend(tokens(&[1, 2, 100 + at]));
@@ -335,7 +387,25 @@ mod tests {
         lookup.update(&surprised, 8, usize::MAX);
         surprised.extend(tokens(&[1, 2]));
         lookup.update(&surprised, 8, usize::MAX);
-        assert!(lookup.guess(&surprised).is_some_and(|guess| guess.accuracy < 0.1));
+        assert!(lookup.guess(&surprised).is_some_and(|guess| guess.accuracy() < 0.1));
+    }
+
+    #[test]
+    fn what_is_copied_six_tokens_at_a_time_is_trusted_up_to_there() {
+        let source: Vec<u32> = (100..400).collect();
+        let mut text = tokens(&source);
+        let mut lookup = PromptLookup::new(1, 0..0);
+        lookup.update(&text, 300, usize::MAX);
+        for run in 0..12 {
+            text.extend(tokens(&[900 + 4 * run, 901 + 4 * run, 902 + 4 * run, 903 + 4 * run]));
+            text.extend((0..6).map(|at| TokenId(110 + 20 * run + at)));
+            lookup.update(&text, 300, usize::MAX);
+        }
+        let accuracies = lookup.record.accuracies();
+        for length in 2..6 {
+            assert!(accuracies.behind(length) > 0.85, "{length}: {accuracies:?}");
+        }
+        assert!(accuracies.behind(6) < 0.25, "{accuracies:?}");
     }
 
     /// What is guessed behind an encoder's input, padded to blocks of four with zeros, and what its decoder has said.

@@ -16,7 +16,7 @@ use super::core::Core;
 use super::cost::Work;
 use super::draft_model::{DraftAccuracy, Drafted};
 use super::policy::Drafting;
-use super::prompt_lookup::MOST_BRANCHES;
+use super::prompt_lookup::{Accuracies, BRANCH_GRAM, MOST_BRANCHES};
 use super::sequence::Sequence;
 
 /// Tokens of a text that an index takes in at a time, so that a long prompt holds up no step.
@@ -75,8 +75,9 @@ impl Allotment {
 struct Candidate {
     key: usize,
     drafter: Drafter,
-    /// Chance that a guess is right, if all before it were.
-    accuracy: f64,
+    /// Chances that guesses are right, if all before them were, and behind how many tokens that match the first comes.
+    accuracies: Accuracies,
+    length: u32,
     /// Chance that its first draft is right in the next plan, where it comes after the tokens in flight; and how many those are.
     first: f64,
     ahead: u32,
@@ -97,13 +98,22 @@ enum When {
 impl Candidate {
     /// Chance that its first draft is right.
     fn first(&self, when: When) -> f64 {
-        if when == When::Now { self.first } else { self.accuracy }
+        if when == When::Now { self.first } else { self.accuracy(0) }
+    }
+
+    /// Chance that a guess is right if so many before it were.
+    fn accuracy(&self, behind: u32) -> f64 {
+        f64::from(self.accuracies.behind(self.length.saturating_add(behind)))
+    }
+
+    /// Tokens of the guess before its first draft.
+    fn before(&self, when: When) -> u32 {
+        if when == When::Now { self.ahead } else { 0 }
     }
 
     /// Most drafts that it can have.
     fn room(&self, when: When) -> u32 {
-        let ahead = if when == When::Now { self.ahead } else { 0 };
-        self.most.min(self.guessed.saturating_sub(ahead))
+        self.most.min(self.guessed.saturating_sub(self.before(when)))
     }
 }
 
@@ -122,7 +132,7 @@ impl Paths {
         let room = row.room(when);
         let guess = if room > 0 { row.first(when) } else { 0.0 };
         // They, too, follow tokens in flight, if those are the guess.
-        let before = row.first(when) / row.accuracy.max(f64::MIN_POSITIVE);
+        let before = row.first(when) / row.accuracy(row.before(when)).max(f64::MIN_POSITIVE);
         let [first, second, third] = row.branches.map(|chance| chance * before);
         Self {
             lengths: [0; 1 + MOST_BRANCHES],
@@ -146,10 +156,13 @@ impl Paths {
         self.are_known = true;
     }
 
-    fn lengthen(&mut self, path: usize, accuracy: f64) {
+    fn lengthen(&mut self, path: usize, row: &Candidate, when: When) {
         self.lengths[path] += 1;
-        let is_full = path == 0 && self.lengths[0] == self.room;
-        self.chances[path] *= if is_full { 0.0 } else { accuracy };
+        self.chances[path] *= match path {
+            0 if self.lengths[0] == self.room => 0.0,
+            0 => row.accuracy(row.before(when) + self.lengths[0]),
+            _ => f64::from(row.accuracies.behind(BRANCH_GRAM as u32 + self.lengths[path])),
+        };
     }
 }
 
@@ -169,7 +182,7 @@ impl Expected {
 /// A few drafts, to measure a step with some.
 fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<Allotment> {
     let mut left = budget.min(PROBE_DRAFTS.max(work.tokens / PROBE_PART));
-    let good = candidates.iter().filter(|row| row.accuracy >= PROBE_ACCURACY);
+    let good = candidates.iter().filter(|row| row.first(When::Now) >= PROBE_ACCURACY);
     let drafts = good.map(|row| {
         let drafts = row.room(When::Now).min(left).min(PROBE_DRAFTS);
         left -= drafts;
@@ -181,7 +194,7 @@ fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<Allotment> {
 /// Where a row may have drafts from its text and from the model, those that are more likely to be right; of equals the text's, which
 /// cost less.
 fn better(text: &[Candidate], model: &[Candidate], when: When) -> Vec<Candidate> {
-    let of = |key, rows: &[Candidate]| rows.iter().find(|row| row.key == key).map(|row| row.accuracy);
+    let of = |key, rows: &[Candidate]| rows.iter().find(|row| row.key == key).map(|row| row.accuracy(0));
     let texts = text.iter().filter(|row| of(row.key, model).is_none_or(|other| row.first(when) >= other));
     let chosen: Vec<Candidate> = texts.copied().collect();
     let models = model.iter().filter(|row| chosen.iter().all(|text| text.key != row.key));
@@ -275,15 +288,27 @@ impl Core {
         let most = self.rules.drafting.most();
         let candidate = |key| {
             let sequence = &self.sequences[key];
-            let accuracy = f64::from(self.guess_accuracy(key)?);
+            let (length, accuracies) = self.guess_accuracies(key)?;
             let most = most.min(sequence.max_drafts());
             let ahead = sequence.tokens_ahead();
             let guessed = self.guessed(key, 0).take((ahead + most) as usize).count() as u32;
             // Of drafts of the model in flight nobody knows which tokens they are: they have to be what the text is expected to be.
             let model = sequence.draft_accuracy.map_or(1.0, DraftAccuracy::share);
-            let first = accuracy.powi(ahead as i32 + 1) * model.powi(sequence.model_drafts_in_flight as i32);
+            let chances =
+                (0..=ahead).map(|behind| f64::from(accuracies.behind(length.saturating_add(behind))));
+            let first = chances.product::<f64>() * model.powi(sequence.model_drafts_in_flight as i32);
             let (drafter, branches) = (Drafter::Text, self.branch_chances(key));
-            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most, branches })
+            (most > 0).then_some(Candidate {
+                key,
+                drafter,
+                accuracies,
+                length,
+                first,
+                ahead,
+                guessed,
+                most,
+                branches,
+            })
         };
         if most == 0 { Vec::new() } else { keys.filter_map(candidate).collect() }
     }
@@ -295,9 +320,20 @@ impl Core {
             let sequence = &self.sequences[key];
             let accuracy = sequence.draft_accuracy?.share();
             let most = most.min(sequence.max_drafts());
+            let (accuracies, length) = (Accuracies::alike(accuracy as f32), 0);
             let (first, ahead, guessed) = (accuracy, 0, u32::MAX);
             let (drafter, branches) = (Drafter::Model, [0.0; MOST_BRANCHES]);
-            (most > 0).then_some(Candidate { key, drafter, accuracy, first, ahead, guessed, most, branches })
+            (most > 0).then_some(Candidate {
+                key,
+                drafter,
+                accuracies,
+                length,
+                first,
+                ahead,
+                guessed,
+                most,
+                branches,
+            })
         };
         match most == 0 || self.capacity.draft_cost.is_none() {
             true => Vec::new(),
@@ -327,10 +363,15 @@ impl Core {
         let nanoseconds = |work: Work| self.cost.expect(work).as_nanos() as f64;
         let rows = f64::from(work.tokens);
         let plain = Expected { tokens: rows, nanoseconds: nanoseconds(work).max(1.0), drafts: Vec::new() };
-        let mut one = work;
-        one.add_drafts(1);
-        let per_draft = nanoseconds(one) - plain.nanoseconds;
-        let mut step = Expected { tokens: rows, nanoseconds: plain.nanoseconds, drafts: Vec::new() };
+        let with = |drafts| {
+            let mut work = work;
+            work.add_drafts(drafts);
+            nanoseconds(work)
+        };
+        let one = with(1);
+        let per_draft = with(2) - one;
+        // What a step takes longer for having drafts at all is in it from the start.
+        let mut step = Expected { tokens: rows, nanoseconds: one - per_draft, drafts: Vec::new() };
         let mut left = budget;
         for row in candidates.iter().filter(|row| row.drafter == Drafter::Text) {
             let mut paths = Paths::of(row, when);
@@ -340,11 +381,10 @@ impl Core {
                 && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft
             {
                 if path > 0 && !paths.are_known {
-                    let ahead = if when == When::Now { row.ahead } else { 0 };
-                    paths.keep_branches(self.branches(row.key, ahead).count());
+                    paths.keep_branches(self.branches(row.key, row.before(when)).count());
                     continue;
                 }
-                paths.lengthen(path, row.accuracy);
+                paths.lengthen(path, row, when);
                 step.tokens += chance;
                 step.nanoseconds += per_draft;
                 drafts += 1;
@@ -376,7 +416,7 @@ impl Core {
         let drafting = |drafts| self.cost.expect_drafting(Drafted { rounds: 1, drafts });
         let alone = (drafting(2) - drafting(1)).max(0.0);
         for round in 1.. {
-            let chance = |row: &Candidate| row.accuracy.powi(round as i32);
+            let chance = |row: &Candidate| row.accuracy(0).powi(round as i32);
             let cost = per_draft + alone;
             rows.retain(|row| {
                 row.most >= round && chance(row) * step.nanoseconds >= MARGIN * step.tokens * cost
