@@ -4,7 +4,8 @@
         [--model-id FOLDER [--counting] | --family "Qwen 3.5" | --family "Flan-T5 base"]
 
 Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
-(the best case) or nearly do, what the model says by itself, and the worst case: random tokens, of which nothing can be guessed.
+(the best case) or nearly do, records of the prompt under a JSON schema, what the model says by itself, and the worst case: random tokens, of which
+nothing can be guessed.
 
 With --counting the model keeps its layers and says token after token by number, so that prompts can be made that hold so much of the answer as those of
 some tasks do: a "summary" takes three of four runs of 16 tokens from its prompt, a "code edit" all but each 24th token, "JSON from a text" six of ten
@@ -156,10 +157,40 @@ def json_from_a_text(number: int) -> dict[str, Any]:
     return behind_a_prompt(number, [said[at + 4 : at + 10] for at in range(0, len(said), 10)])
 
 
+def json_of_a_schema(number: int) -> dict[str, Any]:
+    """Records of the prompt, under the schema of a list of such records."""
+    rng = random.Random(number)
+    records = [
+        {"name": " ".join(rng.sample(WORDS, 3)), "place": " ".join(rng.sample(WORDS, 2)), "age": 20 + at}
+        for at in range(6)
+    ]
+    text = json.dumps(records)
+    fields = {
+        "name": {"type": "string", "maxLength": 40},
+        "place": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    }
+    record = {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+    schema = {"type": "array", "items": record, "minItems": 200}
+    turn = f"<|im_start|>user\nRepeat: {text}<|im_end|>\n<|im_start|>assistant\n"
+    return {
+        "prompt": f"{turn}{text}<|im_end|>\n{turn}",
+        "temperature": 0,
+        "ignore_eos": True,
+        "response_format": {"type": "json", "value": schema},
+    }
+
+
 KINDS = {
     "summary": summary,
     "code edit": code_edit,
     "JSON from a text": json_from_a_text,
+    "JSON of a schema": json_of_a_schema,
     "repeats its prompt": repeating,
     "goes round": going_round,
     "wavers": wavering,

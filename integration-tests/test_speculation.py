@@ -54,6 +54,50 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+# What is asked for stands in the prompt, value by value, and again in the text.
+RECORDS = json.dumps([{"name": f"Karen River {number}", "city": "Trondheim"} for number in range(4)])
+PEOPLE = {
+    "type": "array",
+    "minItems": 8,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^Karen River [0-9]$"},
+            "city": {"type": "string", "maxLength": 20},
+        },
+        "required": ["name", "city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def constrained(tokens: int = 160, **parameters: Any) -> dict[str, Any]:
+    grammar = {"type": "json", "value": PEOPLE}
+    return {
+        "inputs": f"{RECORDS}\n{RECORDS}\n",
+        "parameters": {"max_new_tokens": tokens, "details": True, "grammar": grammar, **parameters},
+    }
+
+
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "greedy": constrained(),
+    "sampled": constrained(do_sample=True, temperature=0.9, seed=11, top_k=40, top_p=0.95),
+    "typical": constrained(do_sample=True, temperature=1.1, seed=12, typical_p=0.8),
+    "penalties": constrained(repetition_penalty=1.05, frequency_penalty=0.1),
+    "alternatives": constrained(top_n_tokens=3),
+    "watermark": constrained(watermark=True),
+    "stop string": constrained(stop=['"city": "Tr', '","city":"T']),
+    "a regular expression": {
+        "inputs": AGAIN,
+        "parameters": {
+            "max_new_tokens": 200,
+            "details": True,
+            "grammar": {"type": "regex", "value": "((again|once more) and ){30}"},
+        },
+    },
+}
+
+
 def answer(address: wire.Address, path: str, body: dict[str, Any]) -> Any:
     reply = wire.post(address, path, body)
     assert reply.status == 200, reply.text
@@ -74,6 +118,58 @@ def test_an_answer_is_the_same_with_drafts_and_without(
     assert with_drafts == answer(exact, "/generate", BODIES[name])
     details = with_drafts["details"]
     assert len(details["tokens"]) == details["generated_tokens"]
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_text_of_a_grammar_is_the_same_with_guesses_and_without(
+    name: str, speculating: Launched, exact: wire.Address
+) -> None:
+    with_guesses = answer(speculating.address, "/generate", GRAMMARS[name])
+    assert with_guesses == answer(exact, "/generate", GRAMMARS[name])
+
+
+def test_several_answers_of_a_grammar_are_the_same_beside_each_other(
+    speculating: Launched, exact: wire.Address
+) -> None:
+    form = {"type": "json", "value": PEOPLE}
+    body = {"prompt": RECORDS, "max_tokens": 90, "n": 3, "seed": 7, "temperature": 0.9, "logprobs": 2}
+    body["response_format"] = form
+    assert answer(speculating.address, "/v1/completions", body) == answer(exact, "/v1/completions", body)
+
+
+def test_guesses_under_a_grammar_are_accepted_beside_what_it_forces(speculating: Launched) -> None:
+    names = (
+        "penstock_accepted_drafts",
+        "penstock_forced_tokens",
+        "penstock_generated_tokens",
+        "penstock_steps",
+    )
+
+    def counted() -> list[float]:
+        seen = speculating.metrics()
+        return [seen.value(name) for name in names]
+
+    before = counted()
+    for name in ("greedy", "sampled", "a regular expression"):
+        answer(speculating.address, "/generate", GRAMMARS[name])
+    accepted, forced, tokens, steps = (now - then for now, then in zip(counted(), before, strict=True))
+    assert accepted > 20 and forced > 20, (accepted, forced, tokens, steps)
+    assert steps < 0.8 * tokens, (accepted, forced, tokens, steps)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_a_killed_worker_costs_a_text_with_guesses_under_a_grammar_nothing(name: str, launch: Launch) -> None:
+    server = launch(*ON_TORCH, "--speculate", str(DRAFTS)).wait_ready()
+    alone = wire.post(server.address, "/generate", GRAMMARS[name]).json()
+    tokens = [(token["id"], token["text"]) for token in alone["details"]["tokens"]]
+    for kill in server.interruptions():
+        got = []
+        with wire.Events(server.address, "/generate_stream", GRAMMARS[name]) as events:
+            for count, event in enumerate(map(json.loads, events)):
+                got.append((event["token"]["id"], event["token"]["text"]))
+                if count == 30:
+                    kill()
+        assert got == tokens
 
 
 def test_drafts_are_accepted_and_counted(speculating: Launched) -> None:

@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.engine.columns import U32
 from penstock.engine.engine_thread import EngineThread
-from penstock.engine.plan import SAMPLE, START, Plan
+from penstock.engine.plan import SAMPLE, START, MaskColumns, Plan
 from penstock.engine.slots import MAX_TOP_TOKENS
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
@@ -96,7 +95,7 @@ class NullEngine:
         """It samples among none."""
         return False
 
-    def choose(self, launched: pb.StepResult, words: U32) -> None:
+    def choose(self, launched: pb.StepResult, masks: MaskColumns) -> None:
         """Never asked to."""
 
     def number(self, launched: pb.StepResult) -> int:

@@ -20,6 +20,13 @@ pub const CONTRACT: u32 = match u32::from_str_radix(env!("PENSTOCK_CONTRACT"), 1
     Err(_) => panic!("build.rs writes a number"),
 };
 
+impl Masks {
+    /// In `only`: those of the next mask in `words`.
+    pub const OF_WORDS: u32 = u32::MAX;
+    /// In `only`: no token.
+    pub const NONE: u32 = u32::MAX - 1;
+}
+
 impl ModelDescription {
     pub fn is_encoder_decoder(&self) -> bool {
         !self.decoder_start_ids.is_empty()

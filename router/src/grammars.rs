@@ -135,4 +135,8 @@ impl Matcher for Following {
     fn is_complete(&self) -> bool {
         self.matcher.as_ref().is_some_and(penstock_constraint::Matcher::is_complete)
     }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(Following { grammar: self.grammar.clone(), matcher: Some(self.begun().fork()) })
+    }
 }

@@ -16,7 +16,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from penstock.engine.plan import NO_PAGE, NO_SNAPSHOT, START_COLUMNS
+from penstock.engine.plan import NO_PAGE, NO_SNAPSHOT, NO_TOKEN, OF_WORDS, START_COLUMNS
 from penstock.engine.tables import BLOCK_SIZE, ONE_TABLE, Tables
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.address import UnixSocket
@@ -76,6 +76,13 @@ def mask_of(tokens: list[int], vocabulary: int) -> bytes:
     bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
     bits[tokens] = 1
     return np.packbits(bits, bitorder="little").tobytes()
+
+
+def masks_of(masks: list[list[int]], vocabulary: int) -> tuple[bytes, bytes]:
+    """Of samples that may be these tokens each, the columns `only` and `words`."""
+    listed = [tokens for tokens in masks if len(tokens) > 1]
+    only = [OF_WORDS if len(tokens) > 1 else (*tokens, NO_TOKEN)[0] for tokens in masks]
+    return u32(only), b"".join(mask_of(tokens, vocabulary) for tokens in listed)
 
 
 def u32(values: list[int]) -> bytes:
@@ -221,10 +228,12 @@ class Run:
         """Sends it as it is."""
         self._messages.put(message)
 
-    def send_masks(self, words: bytes, number: int | None = None) -> None:
+    def send_masks(
+        self, words: bytes, number: int | None = None, only: list[int] | tuple[int, ...] = (OF_WORDS,)
+    ) -> None:
         """Sends the masks of a plan, of the last one if no number is given."""
         due = self.numbering.number if number is None else number
-        self.send_message(pb.ToWorker(masks=pb.Masks(number=due, words=words)))
+        self.send_message(pb.ToWorker(masks=pb.Masks(number=due, only=u32(list(only)), words=words)))
 
     def wait_begun(self) -> None:
         """Until the worker says so."""

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client import DEVICE, Numbering, make_plan, mask_of
+from client import DEVICE, Numbering, make_plan, masks_of
 from penstock.engine import draft_model
 from penstock.engine.drafter import Drafter
 from penstock.engine.engine import Engine
+from penstock.engine.plan import MaskColumns
 from penstock.engine.slots import Limits
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.models.packed_cache import PackedCache
@@ -127,19 +128,18 @@ class Driver:
         masks: list[list[int]] | None = None,
         copies: list[tuple[int, int]] | None = None,
     ) -> pb.StepResult:
-        """Executes one plan; `logits` then holds what this step computed. `masks`: what each masked row may sample."""
+        """Executes one plan; `logits` then holds what this step computed. `masks`: what each sample of masked rows may be."""
         plan = make_plan(rows, released, self.tables, self.has_state, copies)
         return self.execute(self.numbering.stamp(plan), masks)
 
     def execute(self, plan: pb.StepPlan, masks: list[list[int]] | None = None) -> pb.StepResult:
         """Executes a plan that was made elsewhere."""
         self.logits.clear()
-        words = None
+        columns = None
         if masks is not None:
-            words = b"".join(mask_of(tokens, self.engine.limits.vocab_size) for tokens in masks)
-        result = self.engine.step(
-            self.reader.read(plan), None if words is None else np.frombuffer(words, "<u4")
-        )
+            made = masks_of(masks, self.engine.limits.vocab_size)
+            columns = MaskColumns(*(np.frombuffer(column, "<u4") for column in made))
+        result = self.engine.step(self.reader.read(plan), columns)
         repeats = self.engine.repeats
         if repeats is not None:  # logits were made in the call that made the rest
             decodes, rows = repeats.decodes, len(repeats.decodes.logits_RV)

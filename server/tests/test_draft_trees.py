@@ -284,7 +284,7 @@ def test_trees_do_not_change_what_is_drawn(name: str) -> None:
             vocabulary=vocabulary,
         )
         made._logprobs_SV = torch.empty((3 * rows, vocabulary))
-        drafts = Drafts(np.full(rows, 3), torch.tensor([first, second, 0]).repeat(rows), None, parents)
+        drafts = Drafts(np.full(rows, 3), torch.tensor([first, second, 0]).repeat(rows), parents)
         logits_SV = logits.repeat(rows, 1)
         if expected is None:
             scores_SV, _ = made.process(logits_SV, slots, positions, previous_S, None, drafts)
@@ -320,7 +320,7 @@ def test_penalties_count_the_path_and_no_other_draft() -> None:
     for place, token in enumerate([11, 30, 12, 13]):
         logits_SV[place, token] = 5.0
     # Behind the first token 10 or 11, and 12 behind 11.
-    drafts = Drafts(np.array([4]), torch.tensor([10, 11, 12, 0]), None, np.array([-1, 0, 0, 2]))
+    drafts = Drafts(np.array([4]), torch.tensor([10, 11, 12, 0]), np.array([-1, 0, 0, 2]))
     places, before = drafts.before(np.arange(4))
     pairs = sorted(zip(places.tolist(), drafts.drafts_S[torch.from_numpy(before)].tolist(), strict=True))
     assert pairs == [(1, 10), (2, 11), (3, 11), (3, 12)]

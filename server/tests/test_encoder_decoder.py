@@ -307,7 +307,9 @@ def test_what_a_grammar_forces_is_taken_at_once(
         singly.add(driver.step([row(0, None, at + place, masked=True)], masks=[mask]))
     driver.begin()
     driver.step([begun])
-    result = driver.step([row(0, None, at, drafts=forced, masked=True)], masks=[allowed])
+    result = driver.step(
+        [row(0, None, at, drafts=forced, masked=True)], masks=[*([token] for token in forced), allowed]
+    )
     assert accepted(result) == [3] and sampled(result)[:3] == forced
     assert Text(result).first(4) == singly.first(4)
 

@@ -195,7 +195,8 @@ def test_what_a_grammar_forces_advances_the_state(driver: Driver) -> None:
     first += sampled(driver.step([row(0, None, len(PROMPT) + 4)]))
     driver.begin()
     found = sampled(driver.step([prompt], masks=[allowed]))
-    found += sampled(driver.step([row(0, None, len(PROMPT), drafts=forced, masked=True)], masks=[allowed]))
+    masks = [*([token] for token in forced), allowed]
+    found += sampled(driver.step([row(0, None, len(PROMPT), drafts=forced, masked=True)], masks=masks))
     found += sampled(driver.step([row(0, None, len(PROMPT) + 4)]))
     assert found == first
 

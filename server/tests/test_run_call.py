@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from client import Numbering, make_plan, mask_of, row
-from penstock.engine.columns import U32
-from penstock.engine.plan import MASKED, Plan
+from client import Numbering, make_plan, mask_of, row, u32
+from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.run_call import RunCall
 
@@ -45,9 +44,9 @@ class Device:
         """Until `choose`."""
         return launched.awaits
 
-    def choose(self, launched: Step, words: U32) -> None:
+    def choose(self, launched: Step, masks: MaskColumns) -> None:
         """Takes the masks."""
-        assert len(words) == VOCABULARY // 32
+        assert masks.only.tolist() == [OF_WORDS] and len(masks.words) == VOCABULARY // 32
         self.events.append(("choose", launched.number))
         launched.awaits = False
 
@@ -83,7 +82,8 @@ class Router:
         """Those of this plan, if it needs some."""
         if number <= len(self.masked) and self.masked[number - 1]:
             words = mask_of([7], VOCABULARY)
-            self.messages.put(pb.ToWorker(masks=pb.Masks(number=number, words=words)))
+            masks = pb.Masks(number=number, only=u32([OF_WORDS]), words=words)
+            self.messages.put(pb.ToWorker(masks=masks))
 
     def run(self, device: Device) -> list[int]:
         """The numbers of the results."""

@@ -287,7 +287,7 @@ def forced_at_once(driver: Driver, start: dict[str, Any]) -> Text:
     driver.step(prompts)
     others = [row(1, None, len(PROMPT), drafts=[199 - 1, 5]), row(2, None, len(PROMPT), masked=True)]
     rows = [others[0], row(0, None, len(PROMPT), drafts=FORCED, masked=True), others[1]]
-    result = driver.step(rows, masks=[allowed, [7]])
+    result = driver.step(rows, masks=[*([token] for token in FORCED), allowed, [7]])
     guessed, forced = accepted(result)
     assert forced == len(FORCED) and guessed < 2
     tokens, logprobs = sampled(result), np.frombuffer(result.logprobs, "<f4")
@@ -312,14 +312,66 @@ def test_what_a_grammar_forces_is_taken_as_it_is_and_told_as_if_it_were_sampled(
     assert found.first(6) == expected.first(6)
 
 
-def test_a_row_of_zeros_behind_forced_tokens_samples_nothing(driver: Driver) -> None:
+def test_where_no_mask_is_there_in_time_a_row_has_no_more_drafts_or_samples_nothing(driver: Driver) -> None:
     expected = one_by_one(driver, {}).tokens
-    driver.begin()
-    driver.step([row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start={}), row(1, PROMPT, 0, [6, 7, 8, 9], start={})])
     at = len(PROMPT)
-    rows = [row(0, None, at, drafts=FORCED, masked=True), row(1, None, at)]
-    result = driver.step(rows, masks=[[]])
-    assert accepted(result) == [len(FORCED)] and sampled(result)[-1] == expected[1] and not result.errors
+    for known in range(len(FORCED) + 1):
+        driver.begin()
+        pages = ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9])
+        driver.step([row(slot, PROMPT, 0, pages[slot], start={}) for slot in range(2)])
+        rows = [row(0, None, at, drafts=FORCED, masked=True), row(1, None, at)]
+        masks = [[token] for token in FORCED[:known]] + [[]] * (len(FORCED) + 1 - known)
+        result = driver.step(rows, masks=masks)
+        assert accepted(result) == [max(known - 1, 0)] and not result.errors
+        assert known == 0 or sampled(result)[:-1] == FORCED[:known]
+        assert sampled(result)[-1] == expected[1]
+        # The next row goes on behind them, whatever its position was planned to be.
+        if known:
+            further = driver.step([row(0, None, at + len(FORCED) + 1), row(1, None, at + 1)])
+            assert sampled(further)[1] == expected[2]
+            driver.begin()
+            before = [*PROMPT, expected[0], *FORCED[:known]]
+            alone = driver.step([row(0, before, 0, pages[0], start={})])
+            assert sampled(alone)[0] == sampled(further)[0]
+
+
+def choices(at: int) -> list[int]:
+    """What may be sampled at this place of a masked text: now and then one token."""
+    return [30 + at] if at % 5 == 3 else list(range(at % 3, 199, 2 + at % 4))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="to the last bit, and sums depend on the batch there")
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_guesses_under_masks_give_the_text_that_masks_give_one_by_one(name: str, driver: Driver) -> None:
+    start, at, count = SAMPLINGS[name], len(PROMPT), 24
+    driver.begin()
+    prompt = row(0, PROMPT, 0, [0, 1, 2, 3, 4, 5], start=start, masked=True)
+    expected = Text(driver.step([prompt], masks=[choices(0)]))
+    for place in range(1, count):
+        expected.add(driver.step([row(0, None, at + place - 1, masked=True)], masks=[choices(place)]))
+    rng = np.random.default_rng(7)
+    driver.begin()
+    found = Text(driver.step([prompt], masks=[choices(0)]))
+    verified = 0
+    while (known := len(found.tokens)) < count:
+        guesses = expected.tokens[known : min(known + int(rng.integers(1, 5)), count - 1)]
+        masks = [choices(known + place) for place in range(len(guesses) + 1)]
+        fate = int(rng.integers(4))
+        if fate == 0 and guesses:
+            wrong = int(rng.integers(len(guesses)))
+            # Behind a draft that is not allowed nobody computes a mask.
+            guesses[wrong] = next(token for token in range(199) if token not in choices(known + wrong))
+            masks[wrong + 1 :] = [[]] * (len(guesses) - wrong)
+        elif fate == 1 and guesses:
+            guesses[0] = choices(known)[-1]
+        elif fate == 2 and guesses:
+            late = int(rng.integers(1, len(guesses) + 1))
+            masks[late:] = [[]] * (len(guesses) + 1 - late)
+        result = driver.step([row(0, None, at + known - 1, drafts=guesses or None, masked=True)], masks=masks)
+        verified += sum(accepted(result))
+        found.add(result)
+    assert verified > 4
+    assert found.tokens == expected.tokens and found.first(count) == expected.first(count)
 
 
 def test_drafts_are_accepted_as_far_as_they_agree() -> None:
@@ -339,8 +391,8 @@ CHI_SQUARE: dict[str, dict[str, Any]] = {
     "min-p": {"temperature": 1.0, "min_p": 0.1},
     "typical-p": {"temperature": 1.0, "typical_p": 0.7},
     "penalties": {"temperature": 1.0, "repetition": 1.4, "frequency": 0.3, "presence": 0.2},
-    # The draft is forced, and the sample behind it is masked.
-    "masks": {"temperature": 1.0, "top_k": 4, "allowed": [0, 2, 3, 5, 7, 9, 11]},
+    # The draft as well as the sample behind it.
+    "masks": {"temperature": 1.0, "top_k": 5, "allowed": [0, 2, 3, 4, 5, 7, 9, 11]},
 }
 
 
@@ -359,11 +411,10 @@ def test_drafts_do_not_change_what_is_drawn(name: str, chooser: str) -> None:
     logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(3))
     settings = dict(CHI_SQUARE[name])
     allowed = settings.pop("allowed", None)
-    masks = are_forced_R = None
+    masks = None
     if allowed is not None:
-        are_forced_R = np.ones(rows, bool)
-        words_SW = np.full((rows, 1), sum(1 << token for token in allowed), np.int32)
-        masks = Masks(np.arange(1, 2 * rows, 2), words_SW)
+        words_SW = np.full((2 * rows, 1), sum(1 << token for token in allowed), np.int32)
+        masks = Masks(np.arange(2 * rows), words_SW)
     previous_S = torch.zeros(2 * rows, dtype=torch.int64)
     is_penalized = "repetition" in settings
     history = {"history": [1, 2, 3], "outputs": 1} if is_penalized else {}
@@ -375,7 +426,7 @@ def test_drafts_do_not_change_what_is_drawn(name: str, chooser: str) -> None:
         made = sampler(*asked, vocabulary=vocabulary, chooser=native)
         made._logprobs_SV = torch.empty((2 * rows, vocabulary))
         slots, positions = np.repeat(np.arange(rows), 2), np.tile([7, 8], rows)
-        drafts = Drafts(np.full(rows, 2), torch.full((2 * rows,), draft), are_forced_R)
+        drafts = Drafts(np.full(rows, 2), torch.full((2 * rows,), draft))
         logits_SV = logits.repeat(rows, 1)
         if expected is None:
             in_torch = sampler(*asked, vocabulary=vocabulary)
@@ -385,15 +436,12 @@ def test_drafts_do_not_change_what_is_drawn(name: str, chooser: str) -> None:
         assert found.verified is not None
         tokens = found.tokens_S.view(rows, 2).numpy()
         accepted_R = found.verified.accepted_R.numpy()
-        assert (accepted_R == (True if allowed else tokens[:, 0] == draft)).all()
+        assert (accepted_R == (tokens[:, 0] == draft)).all()
         counts[0] += np.bincount(tokens[:, 0], minlength=vocabulary)
         counts[1] += np.bincount(tokens[accepted_R == 1, 1], minlength=vocabulary)
     assert expected is not None and counts[1].sum() > 2000
     if allowed:
-        possible = np.flatnonzero(expected[1])
-        assert len(possible) == 4 and set(possible) < set(allowed)
-        assert counts[0, draft] == counts[0].sum() == counts[1].sum()
-        counts, expected = counts[1:], expected[1:]
+        assert all(set(np.flatnonzero(scores)) < set(allowed) for scores in expected)
     for seen, wanted in zip(counts, expected, strict=True):
         possible = wanted > 0
         assert (seen[~possible] == 0).all()
@@ -484,7 +532,6 @@ class Beside:
             blocks = list(range(16 * slot, 16 * slot + 16))
             texts[slot] = sampled(self.step([row(slot, PROMPT, 0, blocks, start=start)]))
             bounds[slot] = len(PROMPT)
-        words = [list(range(40, 90))] if masked is not None else None
         for turn in range(turns):
             rows: list[dict[str, Any]] = []
             guesses = {}
@@ -505,6 +552,8 @@ class Beside:
                     )
                 )
             before = self.verified, self.repeated
+            # A mask for each sample.
+            words = None if masked is None else [list(range(40, 90))] * (1 + len(guesses[masked].drafts))
             result = self.step(rows, masks=words)
             wanted = any(one.drafts for one in guesses.values())
             now = self.verified - before[0], self.repeated - before[1]

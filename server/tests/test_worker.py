@@ -17,6 +17,7 @@ import pytest
 
 import checkpoints
 from client import DEVICE, FrameError, FrameRun, Worker, floats, make_plan, mask_of, row, sampled, u32
+from penstock.engine.plan import NO_TOKEN, OF_WORDS
 from penstock.proto import generate
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.frames import HEAD
@@ -353,7 +354,7 @@ def test_a_row_without_any_token_in_its_mask_samples_nothing_and_counts_nothing(
     start: dict[str, Any] = {"frequency_penalties": 2.0, "history": [1, 2, 3], "history_outputs": 0}
     run = worker.run()
     run.send([row(0, [1, 2, 3], 0, [0], start=start, masked=True)])
-    run.send_masks(mask_of([], 199))
+    run.send_masks(b"", only=[NO_TOKEN])
     result = run.receive()
     assert len(sampled(result)) == 1 and not result.errors
     # The same token fed again samples what it would have: nothing was counted.
@@ -374,22 +375,35 @@ def test_a_mask_that_bias_forbids_is_an_error_of_its_row(worker: Worker) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "number", "code", "says"),
+    ("only", "words", "number", "says"),
     [
-        (mask_of([1], 199)[:-4], 1, grpc.StatusCode.INVALID_ARGUMENT, "masks.words: 6 words, but 1 rows"),
-        (mask_of([1], 199) * 2, 1, grpc.StatusCode.INVALID_ARGUMENT, "masks.words: 14 words"),
-        (b"\1" * 3, 1, grpc.StatusCode.INVALID_ARGUMENT, "masks.words"),
-        (mask_of([1], 199), 2, grpc.StatusCode.FAILED_PRECONDITION, "masks of plan 2 came where"),
+        (
+            [OF_WORDS] * 3,
+            mask_of([1], 199) * 3 + b"1234",
+            2,
+            "masks.words: 22 words, but 3 masks have 7 each",
+        ),
+        ([OF_WORDS, 5, OF_WORDS], mask_of([1], 199), 2, "masks.words: 7 words, but 2 masks have 7 each"),
+        ([5, NO_TOKEN, 6], mask_of([1], 199), 2, "masks.words: 7 words, but 0 masks"),
+        ([5, 6], b"", 2, "masks.only: 2 entries, but the masked rows sample 3 tokens"),
+        ([5, 6, 7, 8], b"", 2, "masks.only: 4 entries, but the masked rows sample 3 tokens"),
+        ([5, 6, 199], b"", 2, "masks.only: token 199 of 199"),
+        ([5, OF_WORDS, 6], mask_of([], 199), 2, "masks.words: a mask without a token"),
+        ([OF_WORDS, 5, 6], b"\1" * 3, 2, "masks.words"),
+        ([5, 6, 7], b"", 3, "masks of plan 3 came where"),
     ],
 )
-def test_masks_of_another_width_or_plan_are_refused(
-    words: bytes, number: int, code: grpc.StatusCode, says: str, worker: Worker
+def test_masks_of_another_width_number_or_plan_are_refused(
+    only: list[int], words: bytes, number: int, says: str, worker: Worker
 ) -> None:
     run = worker.run()
-    run.send([row(0, [1], 0, [0], start={}, masked=True)])
-    run.send_masks(words, number)
+    sampled(run.step([row(0, [1], 0, [0], start={})]))
+    run.send([row(0, None, 1, drafts=[7, 8], masked=True)])
+    run.send_masks(words, number, only)
     with pytest.raises(grpc.RpcError) as caught:
         run.receive()
+    is_late = number != 2
+    code = grpc.StatusCode.FAILED_PRECONDITION if is_late else grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.code() == code
     assert says in str(caught.value.details())
 

@@ -153,6 +153,7 @@ pub struct Matcher {
     only_end: bool,
 }
 
+#[derive(Clone)]
 enum State {
     Open,
     /// An end-of-sequence token was taken.
@@ -161,6 +162,23 @@ enum State {
 }
 
 impl Matcher {
+    /// Another matcher at the same place, which goes its own way. It shares the lexer's states, and teaches nothing.
+    pub fn fork(&self) -> Matcher {
+        Matcher {
+            vocabulary: self.vocabulary.clone(),
+            may: self.may.clone(),
+            inner: self.inner.clone(),
+            beginning: None,
+            state: self.state.clone(),
+            first: self.first.clone(),
+            last: self.last,
+            free_text: self.free_text.clone(),
+            free: self.free.clone(),
+            masks: self.masks,
+            only_end: self.only_end,
+        }
+    }
+
     /// Takes a token that was sampled.
     pub fn advance(&mut self, token: u32) -> Result<(), MatchError> {
         match &self.state {

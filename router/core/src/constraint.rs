@@ -117,4 +117,7 @@ pub trait Matcher: Send {
 
     /// Nothing may follow but the end.
     fn is_complete(&self) -> bool;
+
+    /// Another matcher at the same place: where it goes, this one does not.
+    fn fork(&mut self) -> Box<dyn Matcher>;
 }

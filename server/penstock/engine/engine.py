@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.engine.arrays import Arrays, Event, HostArrays
-from penstock.engine.columns import I64, U32, Bools
+from penstock.engine.columns import I64, Bools
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.drafter import Drafter
 from penstock.engine.kv_cache import KvCache, numbers_of
@@ -22,13 +22,23 @@ from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps, Repeats, Verifying
-from penstock.engine.plan import CONTINUE, MASKED, NO_TARGET, OWN_DRAFTS, PROMPT_LOGPROBS, SAMPLE, START, Plan
+from penstock.engine.plan import (
+    CONTINUE,
+    MASKED,
+    NO_TARGET,
+    OWN_DRAFTS,
+    PROMPT_LOGPROBS,
+    SAMPLE,
+    START,
+    MaskColumns,
+    Plan,
+)
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import Threads
-from penstock.errors import BadPlan, UnusableModel
+from penstock.errors import UnusableModel
 from penstock.models.cache_format import FORMATS
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
@@ -355,11 +365,11 @@ class Engine:
         if self.drafter is not None:
             self.drafter.clear()
 
-    def step(self, plan: Plan, words: U32 | None = None) -> pb.StepResult:
-        """Launches and finishes; `words` are the plan's masks."""
+    def step(self, plan: Plan, masks: MaskColumns | None = None) -> pb.StepResult:
+        """Launches and finishes."""
         launched = self.launch(plan)
         if self.awaits_masks(launched):
-            self.choose(launched, words)
+            self.choose(launched, masks)
         return self.finish(launched)
 
     def launch(self, plan: Plan) -> Launched:
@@ -528,6 +538,8 @@ class Engine:
         plan, decodes = launched.plan, repeats.decodes
         if masks is not None:
             assert self.native is not None, "it made these repeats"
+            # The other ranks are told in the same call.
+            masks = masks.with_only_in_words()
             self.native.choose(decodes, masks)
         self.last_sampled[plan.slots] = decodes.summary.tokens_S
         if self.group.is_output_rank:
@@ -546,19 +558,20 @@ class Engine:
             rows, took = len(plan.slots), launched.prepare_ns + launched.forward_ns + launched.sample_ns
             self.threads.end(rows, int(plan.positions.sum()) + rows, took)
 
-    def choose(self, launched: Launched, words: U32 | None) -> None:
-        """Samples in a step whose model has been launched. `words`: the masks, as the contract has them. Raises BadPlan."""
+    def choose(self, launched: Launched, columns: MaskColumns | None) -> None:
+        """Samples in a step whose model has been launched. `columns`: its masks. Raises BadPlan where they are not."""
         with self.arrays.computing():
-            self._choose(launched, words)
+            self._choose(launched, columns)
 
-    def _choose(self, launched: Launched, words: U32 | None) -> None:
+    def _choose(self, launched: Launched, columns: MaskColumns | None) -> None:
         began = time.perf_counter_ns()
         plan, indices, unsampled = launched.plan, launched.indices, launched.unsampled
         assert unsampled is not None and indices is not None, "it was launched and nothing was sampled"
         launched.unsampled = None
         masks = None
-        if words is not None:
-            masks = self._masks(words, unsampled.masked_rows, indices)
+        if columns is not None:
+            samples = np.flatnonzero(plan.flags[indices.sample_rows] & MASKED)
+            masks = Masks.of(samples, columns, self.limits.vocab_size)
         if isinstance(unsampled, Repeats):
             assert masks is not None, "these rows are masked"
             self._take(launched, unsampled, masks)
@@ -586,17 +599,6 @@ class Engine:
             attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
             took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
             self.threads.end(int(plan.counts.sum()), attended, took)
-
-    def _masks(self, words: U32, masked_rows: I64, indices: LogitsIndices) -> Masks:
-        """Of the rows that sample, those that are masked. Raises BadPlan for masks of another number or width."""
-        width = -(-self.limits.vocab_size // 32)
-        if len(words) != len(masked_rows) * width:
-            raise BadPlan(
-                f"masks.words: {len(words)} words, but {len(masked_rows)} rows are masked, each with {width}"
-            )
-        # A mask is of the token behind the row's drafts.
-        rows = np.searchsorted(indices.sample_rows, masked_rows, side="right") - 1
-        return Masks(rows, words.reshape(-1, width).view(np.int32))
 
     def awaits_masks(self, launched: Launched) -> bool:
         """Whether the step goes on with `choose`."""
@@ -740,7 +742,7 @@ class Engine:
             parents_S = np.full(int(counts_R.sum()), -1)
             parents_S[firsts_D + plan.trees.numbers_D] = firsts_D + plan.trees.parents_D
         next_S = fed_S[self.arrays.of(np.arange(1, len(fed_S) + 1) % len(fed_S))]
-        return Drafts(counts_R, next_S, (plan.flags[sampling] & MASKED) != 0, parents_S)
+        return Drafts(counts_R, next_S, parents_S)
 
     def _add_drafts(self, plan: Plan, drafter: Drafter) -> int:
         """Turns rows with OWN_DRAFTS into rows whose drafts are in the plan. Returns how long that took, in nanoseconds."""

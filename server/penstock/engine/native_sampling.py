@@ -145,11 +145,15 @@ class NativeSampler(SlotSampling):
         # Of every step, whatever its rows want: a row's log probability must not depend on the others.
         summary = self._chooser.summarize(logits_SV, masks)
         tokens_S, possible_S, verified = summary.tokens_S, None, None
-        if drafts is not None or not self.are_plain[slots].all():
+        are_plain = self.are_plain[slots].all()
+        if drafts is not None or not are_plain:
             tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts, summary)
-            if drafts is not None and len(drafts.forced):
-                tokens_S[drafts.forced] = drafts.drafts_S[drafts.forced]
-            verified = None if drafts is None else verify(tokens_S, drafts)
+        if masks is not None:
+            samples, only = masks.only
+            tokens_S[samples] = only
+        if drafts is not None:
+            verified = verify(tokens_S, drafts, drafts.closed(masks))
+        if not are_plain:
             self._count(slots, tokens_S, masks, verified)
         return self._sampled(logits_SV, summary, slots, tokens_S, possible_S, verified)
 
@@ -366,23 +370,27 @@ class NativeSampler(SlotSampling):
         self._prompt_RV[row], self._output_RV[row] = prompt_V, output_V
 
 
-def verify(tokens_S: I64, drafts: Drafts) -> Verified:
-    """What becomes of the drafts of a step that has sampled these tokens: as `accept_drafts` and `accept_draft_trees` have it."""
+def verify(tokens_S: I64, drafts: Drafts, closed: I64) -> Verified:
+    """What becomes of the drafts of a step that has sampled these tokens: as `accept_drafts` and `accept_draft_trees` have it. `closed`: samples
+    behind drafts that are not accepted.
+    """
     has_drafts_R = drafts.counts_R > 1
     if drafts.parents_S is not None:
-        return _verify_trees(tokens_S, drafts, drafts.parents_S)
+        return _verify_trees(tokens_S, drafts, drafts.parents_S, closed)
     is_draft_S = drafts.offsets_S + 1 < drafts.counts_R[drafts.rows_S]
     agrees_S = is_draft_S & (tokens_S == drafts.drafts_S)
+    agrees_S[closed - 1] = False
     # The last sample of a row is behind all its drafts.
     accepted_R = np.minimum.reduceat(np.where(agrees_S, len(tokens_S), drafts.offsets_S), drafts.firsts_R)
     last_tokens_R = tokens_S[drafts.firsts_R + accepted_R]
     return Verified(accepted_R, last_tokens_R, has_drafts_R, drafts.offsets_S, drafts.rows_S)
 
 
-def _verify_trees(tokens_S: I64, drafts: Drafts, parents_S: I64) -> Verified:
+def _verify_trees(tokens_S: I64, drafts: Drafts, parents_S: I64, closed: I64) -> Verified:
     deepest = sum(1 for _ in upwards(np.arange(len(parents_S)), parents_S))
     is_first_S, before_S = parents_S < 0, np.maximum(parents_S, 0)
     agrees_S = tokens_S[before_S] == np.roll(drafts.drafts_S, 1)
+    agrees_S[closed] = False
     kept_S = is_first_S
     for _ in range(deepest):
         kept_S = is_first_S | (agrees_S & kept_S[before_S])

@@ -25,6 +25,10 @@ NO_TARGET = 0xFFFFFFFF
 NO_PAGE = 0xFFFFFFFF
 NO_SNAPSHOT = 0xFFFFFFFF
 
+# In `MaskColumns.only`: the tokens of the next mask in `words`; none.
+OF_WORDS = 0xFFFFFFFF
+NO_TOKEN = 0xFFFFFFFE
+
 
 # What is known of a column of `Starts`: see StartColumn.
 _ZERO: dict[str, Any] = {"default": 0, "ragged_by": "", "optional": False}
@@ -126,6 +130,14 @@ class Plan:
         """Whether it says nothing but of each row its slot, flags, position, count, drafts, the pages that it gets and copies of its state."""
         others = len(self.released), len(self.prompt_targets), len(self.copies)
         return self.starts is None and not any(others)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskColumns:
+    """What a plan's MASKED rows may sample: columns of the message `Masks`."""
+
+    only: U32
+    words: U32
 
 
 def are_decodes(plan: Plan) -> bool:

@@ -43,11 +43,10 @@ class Sampler(SlotSampling):
             plain = ops.greedy(logits_SV, self._logprobs_SV[: len(slots)])
             return Sampled(*plain, None, top_counts, None, None)
         tokens_S, possible_S = self._draw(logits_SV, slots, positions, previous_S, masks, drafts)
-        if drafts is not None and len(drafts.forced):
-            forced = self._on_device(drafts.forced)
-            tokens_S.index_copy_(0, forced, drafts.drafts_S.index_select(0, forced))
+        if masks is not None and len(masks.only[0]):
+            tokens_S.index_copy_(0, *map(self._on_device, masks.only))
         logprobs_SV = ops.log_softmax(logits_SV, self._logprobs_SV[: len(slots)])
-        verified = None if drafts is None else self._verify(tokens_S, drafts)
+        verified = None if drafts is None else self._verify(tokens_S, drafts, drafts.closed(masks))
         self._count(slots, tokens_S, masks, verified)
         sampled = Sampled(
             tokens_S=tokens_S,
@@ -240,21 +239,22 @@ class Sampler(SlotSampling):
         uniform_S = self._on_device(ops.uniform(self.seeds[slots], positions))
         return ops.choose(scores_SV, uniform_S)
 
-    def _verify(self, tokens_S: Tensor, drafts: Drafts) -> Verified:
+    def _verify(self, tokens_S: Tensor, drafts: Drafts, closed: I64) -> Verified:
+        drafts_S = drafts.drafts_S
+        if len(closed):
+            drafts_S = drafts_S.index_fill(0, self._on_device(closed - 1), -1)
         if drafts.parents_S is not None:
-            return self._verify_trees(tokens_S, drafts, drafts.parents_S)
+            return self._verify_trees(tokens_S, drafts, drafts_S, drafts.parents_S)
         firsts_R, counts_R = self._on_device(drafts.firsts_R), self._on_device(drafts.counts_R)
         most = int(drafts.counts_R.max())
-        accepted_R = ops.accept_drafts(tokens_S, drafts.drafts_S, firsts_R, counts_R, most)
+        accepted_R = ops.accept_drafts(tokens_S, drafts_S, firsts_R, counts_R, most)
         last_tokens_R = tokens_S.index_select(0, firsts_R + accepted_R)
         has_drafts_R = drafts.counts_R > 1
         return Verified(accepted_R, last_tokens_R, has_drafts_R, drafts.offsets_S, drafts.rows_S)
 
-    def _verify_trees(self, tokens_S: Tensor, drafts: Drafts, parents_S: I64) -> Verified:
+    def _verify_trees(self, tokens_S: Tensor, drafts: Drafts, drafts_S: Tensor, parents_S: I64) -> Verified:
         deepest = sum(1 for _ in upwards(np.arange(len(parents_S)), parents_S))
-        kept_S = ops.accept_draft_trees(
-            tokens_S, drafts.drafts_S.roll(1), self._on_device(parents_S), deepest
-        )
+        kept_S = ops.accept_draft_trees(tokens_S, drafts_S.roll(1), self._on_device(parents_S), deepest)
         rows_S = self._on_device(drafts.rows_S)
         kept_R = torch.zeros(len(drafts.counts_R), dtype=torch.int64, device=self.device)
         lasts_R = kept_R.clone()

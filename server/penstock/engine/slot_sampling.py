@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.columns import F32, I32, I64, U64, Bools
-from penstock.engine.plan import Starts
+from penstock.engine.plan import NO_TOKEN, OF_WORDS, MaskColumns, Starts
+from penstock.errors import BadPlan
 from penstock_kernels.program import Array
+
+NO_SAMPLES: I64 = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -51,12 +54,11 @@ class Drafts:
         self,
         counts_R: I64,
         drafts_S: Array,
-        are_forced_R: Bools | None = None,
         parents_S: I64 | None = None,
     ) -> None:
         """`counts_R`: samples of each row that samples, one more than its drafts. `drafts_S` (S,) int64, where the model computes:
         the draft behind which the next sample of the row is, any for the last of a row; of a chain each sample is compared with
-        its own. Of rows whose drafts are forced the draft is what is sampled; None: of none. `parents_S`: of each sample
+        its own. `parents_S`: of each sample
         the one in whose place the draft before it was guessed, -1 of a row's first; None: all rows are chains.
         """
         self.parents_S = parents_S
@@ -64,10 +66,12 @@ class Drafts:
         self.counts_R, self.firsts_R, self.drafts_S = counts_R, ends - counts_R, drafts_S
         self.rows_S = np.repeat(np.arange(len(counts_R)), counts_R)
         self.offsets_S = np.arange(len(self.rows_S)) - self.firsts_R[self.rows_S]
-        self.forced: I64 = np.zeros(0, np.int64)  # samples that are their draft
-        if are_forced_R is not None and are_forced_R.any():
-            has_draft_S = self.offsets_S + 1 < counts_R[self.rows_S]
-            self.forced = np.flatnonzero(are_forced_R[self.rows_S] & has_draft_S)
+
+    def closed(self, masks: "Masks | None") -> I64:
+        """Samples behind drafts that are not accepted, whatever is sampled in their places: nothing may be sampled there."""
+        if masks is None:
+            return NO_SAMPLES
+        return masks.skipped[self.offsets_S[masks.skipped] > 0]
 
     def before(self, samples: I64) -> tuple[I64, I64]:
         """Pairs of one of these samples, by its place among them, and the place among all of a draft fed before it."""
@@ -100,16 +104,56 @@ def upwards(samples: I64, parents_S: I64) -> Iterator[tuple[I64, I64]]:
 
 
 class Masks:
-    """Which tokens some of the rows may sample."""
+    """Which tokens some of the samples may be."""
 
-    def __init__(self, rows: I64, words_MW: npt.NDArray[np.int32]) -> None:
-        """`rows` (M,) are indices among the rows that sample, rising; words as in the contract's Masks."""
-        has_tokens = words_MW.any(axis=1)
-        is_whole = bool(has_tokens.all())
-        self.rows = rows if is_whole else rows[has_tokens]
-        self.words_MW = words_MW if is_whole else words_MW[has_tokens]
-        # Their masks are zeros: they sample nothing.
-        self.skipped: I64 = rows[:0] if is_whole else rows[~has_tokens]
+    def __init__(
+        self,
+        rows: I64,
+        words_MW: npt.NDArray[np.int32],
+        skipped: I64 = NO_SAMPLES,
+        only: tuple[I64, I64] = (NO_SAMPLES, NO_SAMPLES),
+    ) -> None:
+        """`rows` (M,) are indices of samples, rising; words as in the contract's Masks, each mask with a token. `skipped`: samples that
+        may be no token. `only`: samples that are these tokens, whatever their logits.
+        """
+        self.rows, self.words_MW, self.skipped, self.only = rows, words_MW, skipped, only
+
+    @classmethod
+    def of(cls, samples: I64, columns: MaskColumns, vocab_size: int) -> "Masks":
+        """Of the samples of masked rows. Raises BadPlan for columns that are not theirs."""
+        only, words, width = columns.only, columns.words, -(-vocab_size // 32)
+        if len(only) != len(samples):
+            raise BadPlan(
+                f"masks.only: {len(only)} entries, but the masked rows sample {len(samples)} tokens"
+            )
+        listed = only == OF_WORDS
+        masks = int(np.count_nonzero(listed))
+        if len(words) != masks * width:
+            raise BadPlan(f"masks.words: {len(words)} words, but {masks} masks have {width} each")
+        words_MW = words.reshape(-1, width).view(np.int32)
+        if not words_MW.any(axis=1).all():
+            raise BadPlan("masks.words: a mask without a token")
+        if masks == len(samples):
+            return cls(samples, words_MW)
+        skips = only == NO_TOKEN
+        is_only = ~(listed | skips)
+        tokens = only[is_only].astype(np.int64)
+        if len(tokens) and int(tokens.max()) >= vocab_size:
+            raise BadPlan(f"masks.only: token {tokens.max()} of {vocab_size}")
+        return cls(samples[listed], words_MW, samples[skips], (samples[is_only], tokens))
+
+    def with_only_in_words(self) -> "Masks":
+        """The same, where what may be one token has a mask of one bit."""
+        samples, tokens = self.only
+        if not len(samples):
+            return self
+        words_OW = np.zeros((len(samples), self.words_MW.shape[1]), np.int32)
+        words_OW[np.arange(len(samples)), tokens // 32] = (
+            np.uint32(1) << (tokens % 32).astype(np.uint32)
+        ).view(np.int32)
+        rows = np.concatenate((self.rows, samples))
+        order = np.argsort(rows)
+        return Masks(rows[order], np.concatenate((self.words_MW, words_OW))[order], self.skipped)
 
 
 class SlotSampling(ABC):

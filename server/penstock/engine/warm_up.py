@@ -14,9 +14,11 @@ from penstock.engine.plan import (
     CONTINUE,
     MASKED,
     NO_SNAPSHOT,
+    OF_WORDS,
     PROMPT_LOGPROBS,
     SAMPLE,
     START,
+    MaskColumns,
     Plan,
     Starts,
     greedy_starts,
@@ -48,11 +50,12 @@ def warm_up(engine: Engine) -> None:
     )
     usual = _starts(engine, temperatures=0.8, top_ps=0.9)
     words = np.full(-(-limits.vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    masks = MaskColumns(np.array([OF_WORDS], np.uint32), words)
     for starts in (everything, usual):
         engine.clear()
         engine.step(_begin(engine, starts))
         engine.step(_go_on(2, PROMPT, SAMPLE))
-        engine.step(_go_on(3, PROMPT + 1, SAMPLE | MASKED), words)
+        engine.step(_go_on(3, PROMPT + 1, SAMPLE | MASKED), masks)
         if limits.max_step_drafts:
             engine.step(_go_on(4, PROMPT + 2, SAMPLE, drafts=1))
     engine.clear()

@@ -208,12 +208,14 @@ class StepPlan(_message.Message):
     def __init__(self, number: _Optional[int] = ..., digest: _Optional[int] = ..., released: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., new_block_counts: _Optional[bytes] = ..., new_pages: _Optional[bytes] = ..., prompt_targets: _Optional[bytes] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ..., traces: _Optional[bytes] = ..., drafts: _Optional[bytes] = ..., saves: _Optional[bytes] = ..., draft_parents: _Optional[bytes] = ..., copies: _Optional[bytes] = ...) -> None: ...
 
 class Masks(_message.Message):
-    __slots__ = ("number", "words")
+    __slots__ = ("number", "only", "words")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     number: int
+    only: bytes
     words: bytes
-    def __init__(self, number: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., only: _Optional[bytes] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Starts(_message.Message):
     __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts", "state_sources")

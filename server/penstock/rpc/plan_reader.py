@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.columns import I64, U8, U32
-from penstock.engine.plan import START_COLUMNS, Plan, Starts
+from penstock.engine.plan import START_COLUMNS, MaskColumns, Plan, Starts
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 
@@ -97,9 +97,9 @@ def _kept(name: str, column: bytes, before: tuple[bytes, I64]) -> tuple[bytes, I
     return before if column == before[0] else (column, _i64(name, column))
 
 
-def mask_words(message: pb.Masks) -> U32:
-    """The words of all masks. Raises BadPlan for a column that is no whole number of elements."""
-    return _u32("masks.words", message.words)
+def read_masks(message: pb.Masks) -> MaskColumns:
+    """The columns of masks. Raises BadPlan for one that is no whole number of elements."""
+    return MaskColumns(_u32("masks.only", message.only), _u32("masks.words", message.words))
 
 
 def _u32(name: str, column: bytes) -> U32:

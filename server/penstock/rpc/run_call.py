@@ -11,11 +11,10 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from penstock.engine.columns import U32
-from penstock.engine.plan import MASKED, Plan
+from penstock.engine.plan import MASKED, MaskColumns, Plan
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
-from penstock.rpc.plan_reader import PlanReader, mask_words
+from penstock.rpc.plan_reader import PlanReader, read_masks
 
 # While a step is on an accelerator, how long to wait for the next plan before looking at the step again.
 GLANCE_SECONDS = 0.0002
@@ -42,7 +41,7 @@ class Steps(Protocol[L]):
     def awaits_masks(self, launched: L) -> bool:
         """Whether the step goes on with `choose`."""
 
-    def choose(self, launched: L, words: U32) -> None:
+    def choose(self, launched: L, masks: MaskColumns) -> None:
         """Samples with these masks. Raises BadPlan."""
 
     def is_done(self, launched: L) -> bool:
@@ -126,10 +125,10 @@ class RunCall:
                         break
                     launched.append(engine.launch(plan))
                 if engine.awaits_masks(launched[0]):
-                    words = self._next_masks()
-                    if words is None:
+                    masks = self._next_masks()
+                    if masks is None:
                         break
-                    engine.choose(launched[0], words)
+                    engine.choose(launched[0], masks)
                 # What a masked step samples, the next one may feed.
                 while (
                     len(launched) < engine.depth
@@ -161,12 +160,12 @@ class RunCall:
             raise item
         return item
 
-    def _next_masks(self) -> U32 | None:
+    def _next_masks(self) -> MaskColumns | None:
         """The masks of the oldest plan that needs some."""
         item = self._masks.get()
         if isinstance(item, Exception):
             raise item
-        return None if item is None else mask_words(item)
+        return None if item is None else read_masks(item)
 
     def _next_plan_within(self, seconds: float) -> Plan | None:
         """The next plan if it comes in time. The end of the stream is left for `_next_plan`."""

@@ -288,12 +288,13 @@ impl Core {
             let read = read.iter().flat_map(|token| token.0.to_le_bytes()).collect::<Vec<u8>>();
             sequence.namespace = sequence.namespace.within([&b"encoder"[..], &read]);
         }
-        // A constrained row needs the mask behind each draft before it is verified.
-        if self.rules.drafting != Drafting::Off && sequence.constraint.is_none() {
+        if self.rules.drafting != Drafting::Off {
             let seed = self.hashes.hash_one(sequence.id);
             sequence.lookup = Some(PromptLookup::new(seed, sequence.encoder.padding()));
             sequence.recall = self.corpora.is_some().then(|| Recall::new(corpus));
-            sequence.draft_accuracy = self.capacity.draft_cost.map(|_| self.draft_accuracy);
+            // What the workers draft themselves nobody can compute masks behind.
+            let drafts = self.capacity.draft_cost.filter(|_| sequence.constraint.is_none());
+            sequence.draft_accuracy = drafts.map(|_| self.draft_accuracy);
         }
         if let Some(why) = self.refusal(&sequence, now) {
             self.waiting.leave(account);
@@ -358,15 +359,10 @@ impl Core {
     pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {
         self.counters.failed += 1;
         let mut sequence = self.remove(key);
-        if let Some(held) = sequence.take_held() {
+        while let Some(held) = sequence.take_held() {
             sequence.tell(SequenceEvent::Token(held));
         }
         sequence.tell(SequenceEvent::Failed(why));
-    }
-
-    /// What is to be computed for constrained sequences; each job's result is due at `take_mask`.
-    pub fn take_mask_jobs(&mut self) -> Vec<MaskJob> {
-        std::mem::take(&mut self.mask_jobs)
     }
 
     pub fn fail_all(&mut self, why: &SequenceFailure) {

@@ -14,11 +14,22 @@ impl Core {
     pub(super) fn follow_text(&mut self, key: usize) {
         let sequence = &mut self.sequences[key];
         sequence.look_up();
+        let sure = sequence.sure_tokens().len();
         if let (Some(corpora), Some(recall)) = (&self.corpora, &mut sequence.recall) {
             // What an encoder reads nobody was answered.
             let begins = sequence.encoder.positions as usize;
-            corpora.follow(recall, &sequence.tokens[begins..], sequence.prompt_len as usize - begins);
+            corpora.follow(recall, &sequence.tokens[begins..sure], sequence.prompt_len as usize - begins);
         }
+    }
+
+    /// How many tokens a sequence's grammar forces next. `None` where nothing is to be guessed behind them: the guess is another, or the
+    /// text ends with them.
+    pub(super) fn forced_as_guessed(&self, key: usize) -> Option<u32> {
+        let (forced, ends) = self.sequences[key].forced();
+        let mut count = 0;
+        let mut guess = self.guessed(key, 0);
+        let is_guessed = forced.inspect(|_| count += 1).all(|token| guess.next() == Some(token));
+        (is_guessed && !ends).then_some(count)
     }
 
     /// Behind how many tokens that match the guess for a sequence is, and how likely guesses are right behind so many and more; `None` when
@@ -51,7 +62,8 @@ impl Core {
     /// was answered.
     pub(super) fn branch_chances(&self, key: usize) -> [f64; MOST_BRANCHES] {
         let sequence = &self.sequences[key];
-        let guess = self.best_guess(sequence).filter(|guess| self.capacity.draft_trees && !guess.is_recalled);
+        let may_branch = self.capacity.draft_trees && sequence.constraint.is_none();
+        let guess = self.best_guess(sequence).filter(|guess| may_branch && !guess.is_recalled);
         let own = guess.zip(sequence.lookup.as_ref());
         own.map_or([0.0; MOST_BRANCHES], |(guess, lookup)| {
             let is_wrong = 1.0 - f64::from(guess.accuracy());

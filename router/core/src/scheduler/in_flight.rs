@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_proto::ids::SequenceId;
+use penstock_proto::ids::{SequenceId, TokenId};
 
 use super::cost::Work;
 
@@ -18,6 +18,12 @@ pub(super) struct RowRecord {
     pub sample: bool,
     /// Drafts that may be accepted: of a tree those of its longest path.
     pub drafts: u32,
+    /// Of those the first, which a grammar forced.
+    pub forced: u32,
+    /// All of them, where it is masked: each needs a mask behind it.
+    pub guesses: Vec<TokenId>,
+    /// Position behind the token before them, as it was thought to be when they were guessed.
+    pub guessed_at: u32,
     /// They are from what its tenant was answered.
     pub recalled: bool,
     /// The workers' draft model makes them.
@@ -28,10 +34,19 @@ pub(super) struct RowRecord {
     /// Log probabilities that come back, and how many of them are of the prompt.
     pub prompt_targets: u32,
     pub wanted_targets: u32,
-    /// Samples among the tokens of its mask only.
+    /// Samples among the tokens of its masks only.
     pub masked: bool,
-    /// Its mask was late, and it samples nothing.
+    /// Its first mask was late, and it samples nothing.
     pub is_skipped: bool,
+    /// Masks behind guesses were late, and the guesses before them are not accepted.
+    pub is_cut: bool,
+}
+
+impl RowRecord {
+    /// What its drafts follow is not what they were guessed to follow.
+    pub fn is_misled(&self) -> bool {
+        self.end - self.drafts != self.guessed_at
+    }
 }
 
 /// A plan that was built and has no result yet.

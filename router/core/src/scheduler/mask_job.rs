@@ -1,5 +1,5 @@
-//! A sequence's grammar, and the job that advances it by a token, takes what it forces and computes the mask of what may follow. When a job
-//! runs, and what becomes of its result, is `masks`.
+//! A sequence's grammar, and the job that advances it by what was sampled, takes what it forces and computes the mask of what may follow, and
+//! those behind the drafts of the next row. When a job runs, and what becomes of its result, is `masks`.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,25 +24,35 @@ const SMOOTHING: f32 = 0.125;
 const HABIT: u32 = 16;
 const MOST_STRIKES: u32 = 8;
 
-/// How long a sequence's jobs take. A grammar that has been quick for long is expected to go on so, and one that is not keeps whoever
+/// How long a sequence's masks take. A grammar that has been quick for long is expected to go on so, and one that is not keeps whoever
 /// trusted it waiting once in a thousand tokens, then in thousands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Habit {
     quick: u32,
     strikes: u32,
+    /// Of quick ones.
     mean: Duration,
+    /// Of all.
+    cost: Duration,
 }
 
 impl Habit {
-    /// How long the next job is expected to take, if it is surely quick.
+    /// How long the next mask is expected to take, if it is surely quick.
     pub fn expected(self) -> Option<Duration> {
         (self.quick >= HABIT << (2 * self.strikes)).then_some(self.mean)
     }
 
+    /// How long a mask takes, quick or not.
+    pub fn cost(self) -> Duration {
+        self.cost
+    }
+
     fn learn(&mut self, took: Duration) {
+        let learn = |mean: Duration| mean.mul_f32(1.0 - SMOOTHING) + took.mul_f32(SMOOTHING);
+        self.cost = learn(self.cost);
         if took <= QUICK {
             self.quick = self.quick.saturating_add(1);
-            self.mean = self.mean.mul_f32(1.0 - SMOOTHING) + took.mul_f32(SMOOTHING);
+            self.mean = learn(self.mean);
             return;
         }
         if self.expected().is_some() {
@@ -60,8 +70,9 @@ pub(super) struct Constraint {
     pub forced: VecDeque<TokenId>,
     /// Of the token behind them.
     pub next: NextToken,
-    /// Were sampled, and are handed on when the grammar's job for each has ended. More than one: all but the first were sampled
-    /// without a mask.
+    /// What may be sampled behind drafts of a row.
+    pub walked: Option<Walked>,
+    /// Were sampled, and are handed on when the grammar's job for them has ended. Those sampled without a mask are the last.
     pub held: VecDeque<HeldToken>,
     /// It was late for a row, which samples nothing: no row is planned until it is there.
     pub is_late: bool,
@@ -72,21 +83,42 @@ pub(super) struct Constraint {
 
 pub(super) struct HeldToken {
     pub token: SampledToken,
-    /// It was sampled under a mask.
-    pub masked: bool,
+    pub sampled: Sampled,
 }
 
-/// Advances a matcher and computes its mask. Runs wherever it is put.
+/// How a token of a constrained sequence was sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sampled {
+    Masked,
+    /// Without a mask: it stays if it may follow.
+    Freely,
+    /// Drawn without a mask, behind a draft: it stays only where a mask would have changed nothing, or the text would depend on the guess.
+    DrawnBehindDraft,
+}
+
+/// Advances a matcher and computes masks. Runs wherever it is put.
 pub(super) struct MaskJob {
     pub id: SequenceId,
     pub matcher: Box<dyn Matcher>,
-    /// And whether it was sampled under a mask. `None`: nothing was sampled yet.
-    pub token: Option<(TokenId, bool)>,
-    /// No row is in flight that samples without a mask: what is forced can be taken.
-    pub may_force: bool,
+    pub asked: Asked,
+    /// Position of the token of which the mask is asked for; of a walk of the one before the drafts.
+    pub position: u32,
+    /// What the next row guesses from there on.
+    pub drafts: Vec<TokenId>,
     /// Length of a mask.
     pub words: usize,
     pub habit: Habit,
+}
+
+pub(super) enum Asked {
+    /// What follows these tokens; none: nothing was sampled yet. More than one: all under masks.
+    Next {
+        tokens: Vec<(TokenId, Sampled)>,
+        /// No row is in flight that samples without a mask: what is forced can be taken.
+        may_force: bool,
+    },
+    /// Nothing but what follows the drafts.
+    Walk,
 }
 
 /// What became of a job.
@@ -94,7 +126,11 @@ pub(super) struct MaskResult {
     pub id: SequenceId,
     /// `None` after a panic.
     pub matcher: Option<Box<dyn Matcher>>,
-    pub outcome: Result<Next, String>,
+    /// `None`: that was not asked for.
+    pub outcome: Result<Option<Next>, String>,
+    /// Tokens that the matcher took.
+    pub taken: usize,
+    pub walked: Option<Walked>,
     pub habit: Habit,
 }
 
@@ -107,6 +143,15 @@ pub(super) struct Next {
     pub is_free: bool,
 }
 
+/// Where a grammar would be behind drafts.
+pub(super) struct Walked {
+    /// Where the first of them would be.
+    pub position: u32,
+    pub drafts: Vec<TokenId>,
+    /// Behind each of them, up to the first that may not follow, or that ends the text.
+    pub masks: Vec<RowMask>,
+}
+
 #[derive(Clone)]
 pub(super) enum NextToken {
     /// A job computes it.
@@ -116,10 +161,11 @@ pub(super) enum NextToken {
     Masked(Arc<[u32]>),
 }
 
-/// A row's mask, as it is to be sent.
+/// The mask of a token that a row samples, as it is to be sent.
+#[derive(Clone)]
 pub(super) enum RowMask {
     NotYet,
-    /// The row samples nothing, or nobody waits for its token.
+    /// Nobody waits for its token.
     Nothing,
     Words(Arc<[u32]>),
     /// Of one token.
@@ -132,6 +178,7 @@ impl Constraint {
             matcher: Some(grammar.matcher()),
             forced: VecDeque::new(),
             next: NextToken::NotYet,
+            walked: None,
             held: VecDeque::new(),
             is_late: false,
             is_free: false,
@@ -162,42 +209,118 @@ impl Constraint {
 }
 
 impl MaskJob {
+    /// How long it is expected to take, if it is surely quick.
+    pub fn expected(&self) -> Option<Duration> {
+        Some(self.habit.expected()? * (1 + self.drafts.len() as u32))
+    }
+
     pub fn run(self) -> MaskResult {
-        let Self { id, mut matcher, token, may_force, words, mut habit } = self;
+        let Self { id, mut matcher, asked, position, drafts, words, mut habit } = self;
         let began = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let refused = match token {
-                Some((token, true)) => {
-                    matcher.advance(token)?;
-                    false
-                }
-                Some((token, false)) => !matcher.try_advance(token)?,
-                None => false,
-            };
-            let mut forced = Vec::new();
-            // After a refusal all starts again.
-            if !matcher.is_complete() && (may_force || refused) {
-                forced = matcher.take_forced(MOST_FORCED)?;
+        let mut computed = 0;
+        let taken = match &asked {
+            Asked::Next { tokens, .. } => tokens.len(),
+            Asked::Walk => 0,
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| match asked {
+            Asked::Next { tokens, may_force } => {
+                computed += 1;
+                follow(&mut *matcher, &tokens, may_force, words).map(Some)
             }
-            if matcher.is_complete() && (token.is_some() || !forced.is_empty()) {
-                return Ok(Next { refused, forced, then: NextToken::End, is_free: false });
-            }
-            let mut mask = vec![0; words];
-            matcher.mask(&mut mask)?;
-            if mask.iter().all(|&word| word == 0) {
-                return Err("the grammar allows no token of the vocabulary here".to_string());
-            }
-            let is_free = matcher.is_free() && !refused;
-            Ok(Next { refused, forced, then: NextToken::Masked(mask.into()), is_free })
+            Asked::Walk => Ok(None),
         }));
-        habit.learn(began.elapsed());
+        let begins = match &outcome {
+            Ok(Ok(None)) => Some(0),
+            Ok(Ok(Some(Next { refused: false, forced, then: NextToken::Masked(_), .. }))) => {
+                drafts.starts_with(forced).then_some(forced.len())
+            }
+            _ => None,
+        };
+        let mut walked = None;
+        if let Some(begins) = begins
+            && let Some(rest) = drafts.get(begins..)
+            && !rest.is_empty()
+        {
+            // Guesses fail nobody.
+            let walk = || walk(&mut *matcher.fork(), rest, words);
+            let masks = catch_unwind(AssertUnwindSafe(walk)).unwrap_or_default();
+            computed += masks.len() as u32;
+            walked = Some(Walked { position: position + begins as u32, drafts: rest.to_vec(), masks });
+        }
+        habit.learn(began.elapsed() / computed.max(1));
         match outcome {
-            Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome, habit },
+            Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome, taken, walked, habit },
             Err(_) => {
                 tracing::error!("a grammar's matcher panicked");
-                MaskResult { id, matcher: None, outcome: Err("the grammar cannot be followed".into()), habit }
+                let outcome = Err("the grammar cannot be followed".into());
+                MaskResult { id, matcher: None, outcome, taken, walked: None, habit }
             }
         }
+    }
+}
+
+/// Has a matcher take tokens, and says what follows.
+fn follow(
+    matcher: &mut dyn Matcher,
+    tokens: &[(TokenId, Sampled)],
+    may_force: bool,
+    words: usize,
+) -> Result<Next, String> {
+    let mut refused = false;
+    for &(token, sampled) in tokens {
+        match sampled {
+            Sampled::Masked => matcher.advance(token)?,
+            Sampled::DrawnBehindDraft if !matcher.is_free() => refused = true,
+            Sampled::Freely | Sampled::DrawnBehindDraft => refused = !matcher.try_advance(token)?,
+        }
+    }
+    let mut forced = Vec::new();
+    // After a refusal all starts again.
+    if !matcher.is_complete() && (may_force || refused) {
+        forced = matcher.take_forced(MOST_FORCED)?;
+    }
+    if matcher.is_complete() && !(tokens.is_empty() && forced.is_empty()) {
+        return Ok(Next { refused, forced, then: NextToken::End, is_free: false });
+    }
+    let mask = mask_of(matcher, words)?;
+    let is_free = matcher.is_free() && !refused;
+    Ok(Next { refused, forced, then: NextToken::Masked(mask), is_free })
+}
+
+/// What may be sampled behind each of these drafts, as it would be known when they had been sampled: with what the grammar forces there.
+fn walk(matcher: &mut dyn Matcher, drafts: &[TokenId], words: usize) -> Vec<RowMask> {
+    let mut masks = Vec::new();
+    let mut forced = VecDeque::new();
+    for &draft in drafts {
+        match forced.pop_front() {
+            Some(only) if only != draft => break,
+            Some(_) => {}
+            None => match matcher.try_advance(draft) {
+                Ok(true) if !matcher.is_complete() => match matcher.take_forced(MOST_FORCED) {
+                    Ok(taken) => forced = taken.into(),
+                    Err(_) => break,
+                },
+                _ => break,
+            },
+        }
+        masks.push(match forced.front() {
+            Some(&only) => RowMask::Only(only),
+            None if matcher.is_complete() => break,
+            None => match mask_of(matcher, words) {
+                Ok(mask) => RowMask::Words(mask),
+                Err(_) => break,
+            },
+        });
+    }
+    masks
+}
+
+fn mask_of(matcher: &mut dyn Matcher, words: usize) -> Result<Arc<[u32]>, String> {
+    let mut mask = vec![0; words];
+    matcher.mask(&mut mask)?;
+    match mask.iter().all(|&word| word == 0) {
+        true => Err("the grammar allows no token of the vocabulary here".to_string()),
+        false => Ok(mask.into()),
     }
 }
 

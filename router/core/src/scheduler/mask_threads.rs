@@ -47,6 +47,15 @@ impl MaskThreads {
         Self { delays: Some(delays), ..Self::new() }
     }
 
+    /// Whether whoever submits jobs that are expected to take so long does them at once; `None`: nobody knows.
+    pub fn is_at_once(&self, expected: Option<Duration>) -> bool {
+        #[cfg(test)]
+        if self.delays.is_some() {
+            return false;
+        }
+        expected.is_some_and(|expected| expected <= AT_ONCE)
+    }
+
     /// Returns what came of the jobs, if all are surely over soon; else `next` does, in time.
     pub fn submit(&mut self, jobs: Vec<MaskJob>) -> Vec<MaskResult> {
         #[cfg(test)]
@@ -60,9 +69,8 @@ impl MaskThreads {
             }
             return Vec::new();
         }
-        let expected: Option<Duration> = jobs.iter().map(|job| job.habit.expected()).sum();
         // Of no jobs, too.
-        if expected.is_some_and(|expected| expected <= AT_ONCE) {
+        if self.is_at_once(jobs.iter().map(MaskJob::expected).sum()) {
             return jobs.into_iter().map(MaskJob::run).collect();
         }
         let Jobs(queue) = self.jobs.get_or_insert_with(|| start(&self.sender));

@@ -91,7 +91,12 @@ impl Core {
         };
         step.first_run = !self.shapes.contains(&step.shape());
         step.is_masked = step.rows.iter().any(|row| row.masked);
+        let guessed = step.rows.iter().filter(|row| row.guesses.len() as u32 > row.forced);
+        let guessed: Vec<usize> = guessed.map(|row| row.key).collect();
         self.in_flight.push_back(step);
+        for key in guessed {
+            self.walk_guesses(key);
+        }
         Some(plan)
     }
 
@@ -120,6 +125,7 @@ impl Core {
         let most = self.capacity.most_drafts().min(budget.tokens / 2).min(room);
         draft.drafts = self.allot_forced(&keys, most);
         let forced: u32 = draft.drafts.iter().map(|allotted| allotted.drafts).sum();
+        // Those come first in their rows, and what is guessed behind them.
         draft.drafts.extend(self.allot_drafts(&keys, budget.work, most - forced));
         for allotted in &draft.drafts {
             allotted.add_to(&mut budget.work);
@@ -273,24 +279,31 @@ impl Core {
         guesses.clear();
         let mut parents = std::mem::take(&mut self.guess_parents);
         parents.clear();
-        let (mut own, mut recalled, mut deepest) = (0, false, 0);
-        if continues && let Some(&allotted) = draft.drafts.iter().find(|allotted| allotted.key == key) {
-            let most = allotted.drafts.min(self.free_draft_states(key));
+        let (mut own, mut forced, mut recalled, mut deepest) = (0, 0, false, 0);
+        if continues && draft.drafts.iter().any(|allotted| allotted.key == key) {
+            let allotted = draft.drafts.iter().filter(|allotted| allotted.key == key);
+            let most = allotted.clone().map(|allotted| allotted.drafts).sum::<u32>();
+            let most = most.min(self.free_draft_states(key));
             let drafts = self.make_room_for_drafts(key, most);
-            let sequence = &self.sequences[key];
-            match allotted.drafter {
-                Drafter::Model => own = drafts,
-                Drafter::Grammar => {
-                    let forced = sequence.forced_behind(sequence.num_scheduled_tokens);
-                    guesses.extend(forced.take(drafts as usize));
-                }
-                Drafter::Text => {
-                    let beside = allotted.branches.iter().sum::<u32>();
-                    let guess = self.guessed(key, sequence.tokens_ahead());
-                    guesses.extend(guess.take(drafts.min(allotted.drafts - beside) as usize));
-                    recalled = !guesses.is_empty() && self.recalls(key);
-                    if beside > 0 {
-                        deepest = self.add_branches(key, &allotted, drafts, &mut guesses, &mut parents);
+            for allotted in allotted {
+                let sequence = &self.sequences[key];
+                let room = drafts - guesses.len() as u32;
+                match allotted.drafter {
+                    Drafter::Model => own = room,
+                    Drafter::Grammar => {
+                        let of_it = sequence.forced_behind(sequence.tokens_ahead());
+                        guesses.extend(of_it.take(room.min(allotted.drafts) as usize));
+                        forced = guesses.len() as u32;
+                    }
+                    Drafter::Text => {
+                        let beside = allotted.branches.iter().sum::<u32>();
+                        let ahead = sequence.tokens_ahead().max(sequence.forced().0.count() as u32);
+                        let guess = self.guessed(key, ahead);
+                        guesses.extend(guess.take(room.min(allotted.drafts - beside) as usize));
+                        recalled = guesses.len() as u32 > forced && self.recalls(key);
+                        if beside > 0 {
+                            deepest = self.add_branches(key, allotted, room, &mut guesses, &mut parents);
+                        }
                     }
                 }
             }
@@ -312,7 +325,7 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let position = sequence.num_scheduled_tokens;
         let end = position + advance;
-        let known = sequence.tokens.len() as u32;
+        let (known, ahead) = (sequence.tokens.len() as u32, sequence.tokens_ahead());
         let sample = continues || end == known;
         let masked = sample && sequence.constraint.as_ref().is_some_and(|constraint| !constraint.is_free());
         let tokens = &sequence.tokens;
@@ -330,6 +343,9 @@ impl Core {
             end,
             sample,
             drafts: deepest,
+            forced,
+            guessed_at: known + ahead,
+            guesses: if masked { self.guesses.clone() } else { Vec::new() },
             recalled,
             own_drafts: own > 0,
             stale_drafts: false,
@@ -337,6 +353,7 @@ impl Core {
             prompt_targets: if targets.is_some() { count } else { 0 },
             masked,
             is_skipped: false,
+            is_cut: false,
             wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
         });
         self.named_pages.clear();
@@ -369,12 +386,10 @@ impl Core {
         draft.work.add(position, count - drafts);
         draft.work.add_drafts(drafts);
         draft.work.drafted.add(own);
-        if !masked {
-            self.counters.drafts += u64::from(drafts);
-            self.counters.corpus_drafts += u64::from(if recalled { drafts } else { 0 });
-            self.counters.model_drafts += u64::from(own);
-            self.counters.branch_drafts += u64::from(beside);
-        }
+        self.counters.drafts += u64::from(drafts - forced);
+        self.counters.corpus_drafts += u64::from(if recalled { drafts - forced } else { 0 });
+        self.counters.model_drafts += u64::from(own);
+        self.counters.branch_drafts += u64::from(beside);
         if continues {
             self.counters.decode_tokens += u64::from(count);
         } else {

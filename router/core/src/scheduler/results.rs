@@ -10,6 +10,7 @@ use penstock_proto::tables::Table;
 
 use super::core::Core;
 use super::in_flight::{InFlight, RowRecord};
+use super::mask_job::Sampled;
 use super::sequence::{CrashHistory, PromptLogprobs, Sequence};
 use super::submission::{Finish, PromptLogprob, SampledToken, SequenceEvent, SequenceFailure};
 use crate::worker::{Loss, LossKind};
@@ -63,8 +64,8 @@ struct Samples<'a> {
     top: usize,
     top_tokens: &'a [u32],
     top_logprobs: &'a [f32],
-    /// All but the last were guesses; else a grammar forced them.
-    guessed: bool,
+    /// The first, which a grammar forced. The others, but for the last, were guesses.
+    forced: usize,
 }
 
 /// The alternatives of all its prompt tokens, one after the other.
@@ -195,7 +196,7 @@ impl Core {
                 }
                 self.vouch_for_states(row.key, end);
             }
-            for sampled in answer.samples.tokens() {
+            for (at, sampled) in answer.samples.tokens().enumerate() {
                 // It may have ended with the one before.
                 if self.sequences.get(row.key).is_none_or(|sequence| sequence.id != row.id) {
                     break;
@@ -204,7 +205,13 @@ impl Core {
                 stepped.accepted += u32::from(sampled.is_draft);
                 self.counters.accepted_corpus_drafts += u64::from(sampled.is_draft && row.recalled);
                 self.counters.accepted_model_drafts += u64::from(sampled.is_draft && row.own_drafts);
-                self.deliver(row.key, sampled, row.masked, now);
+                let how = match (row.masked, at) {
+                    (true, _) => Sampled::Masked,
+                    (false, 0) => Sampled::Freely,
+                    (false, _) if self.sequences[row.key].sampling.temperature == 0.0 => Sampled::Freely,
+                    (false, _) => Sampled::DrawnBehindDraft,
+                };
+                self.deliver(row.key, sampled, how, now);
             }
         }
         self.counters.accepted_drafts += u64::from(stepped.accepted);
@@ -213,20 +220,23 @@ impl Core {
         Ok(stepped)
     }
 
-    fn deliver(&mut self, key: usize, sampled: SampledToken, masked: bool, now: Instant) {
+    fn deliver(&mut self, key: usize, sampled: SampledToken, how: Sampled, now: Instant) {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
-        self.follow_text(key);
+        let is_sure = sequence.constraint.is_none() || how == Sampled::Masked;
+        if is_sure {
+            self.follow_text(key);
+        }
         self.register(key);
         let stops = self.stops(key, token);
         let sequence = &self.sequences[key];
-        // Without a mask the grammar says whether the text may end here.
-        if stops && (masked || sequence.constraint.is_none()) {
+        // Without a mask the grammar says whether the text may end here; and tokens before it may still wait for theirs.
+        if stops && (sequence.constraint.is_none() || (how == Sampled::Masked && sequence.held() == 0)) {
             let end = SequenceEvent::Finished { last: sampled, finish: Finish::Eos };
             self.finish(key, end, now);
         } else if sequence.constraint.is_some() {
-            self.follow_grammar(key, sampled, masked, now);
+            self.follow_grammar(key, sampled, how, now);
         } else {
             self.tell_token(key, sampled, now);
         }
@@ -364,7 +374,7 @@ impl<'a> Rest<'a> {
             top: row.top_tokens as usize,
             top_tokens: take(&mut self.top_tokens, count * row.top_tokens),
             top_logprobs: take(&mut self.top_logprobs, count * row.top_tokens),
-            guessed: !row.masked,
+            forced: row.forced as usize,
         };
         Answer { accepted, samples, prompt }
     }
@@ -378,7 +388,7 @@ impl Samples<'_> {
                 id: TokenId(id),
                 logprob,
                 top: pairs(&self.top_tokens[top.clone()], &self.top_logprobs[top]),
-                is_draft: self.guessed && at + 1 < self.tokens.len(),
+                is_draft: at >= self.forced && at + 1 < self.tokens.len(),
             }
         })
     }

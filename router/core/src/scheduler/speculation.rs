@@ -10,7 +10,8 @@
 //! Where workers verify trees, a row may have *branches* beside its guess: what else followed the same tokens
 //! before. One draft after the other goes where it is most likely right, on the guess or on a branch.
 //!
-//! What a grammar forces (`masks`) goes the same way, and comes first: it is accepted for certain, so nothing is weighed.
+//! What a grammar forces (`masks`) goes the same way, and comes first: it is accepted for certain, so nothing is weighed. Guesses go on behind
+//! it where they have foretold it, and cost a mask each.
 
 use super::core::Core;
 use super::cost::Work;
@@ -78,14 +79,19 @@ struct Candidate {
     /// Chances that guesses are right, if all before them were, and behind how many tokens that match the first comes.
     accuracies: Accuracies,
     length: u32,
-    /// Chance that its first draft is right in the next plan, where it comes after the tokens in flight; and how many those are.
+    /// Chance that its first draft is right in the next plan, where it comes after the tokens in flight and what a grammar forces; and how
+    /// many those are.
     first: f64,
     ahead: u32,
+    /// Of those, what is forced.
+    forced: u32,
     most: u32,
     /// Tokens that are guessed, those in flight among them: behind them the guess sees the end of the text.
     guessed: u32,
     /// Chances that the first drafts of branches are right.
     branches: [f64; MOST_BRANCHES],
+    /// Of the mask behind a draft, in nanoseconds.
+    mask_cost: f64,
 }
 
 /// Whether a plan goes ahead or waits for the results in flight.
@@ -98,7 +104,7 @@ enum When {
 impl Candidate {
     /// Chance that its first draft is right.
     fn first(&self, when: When) -> f64 {
-        if when == When::Now { self.first } else { self.accuracy(0) }
+        if when == When::Now { self.first } else { self.accuracy(self.forced) }
     }
 
     /// Chance that a guess is right if so many before it were.
@@ -108,7 +114,7 @@ impl Candidate {
 
     /// Tokens of the guess before its first draft.
     fn before(&self, when: When) -> u32 {
-        if when == When::Now { self.ahead } else { 0 }
+        if when == When::Now { self.ahead } else { self.forced }
     }
 
     /// Most drafts that it can have.
@@ -247,7 +253,7 @@ impl Core {
         let forced = |&key: &usize| {
             let sequence = &self.sequences[key];
             let most = left.min(sequence.max_drafts()) as usize;
-            let forced = sequence.forced_behind(sequence.num_scheduled_tokens).take(most).count() as u32;
+            let forced = sequence.forced_behind(sequence.tokens_ahead()).take(most).count() as u32;
             left -= forced;
             (forced > 0).then_some(Allotment::chain(key, forced, Drafter::Grammar))
         };
@@ -289,15 +295,17 @@ impl Core {
         let candidate = |key| {
             let sequence = &self.sequences[key];
             let (length, accuracies) = self.guess_accuracies(key)?;
-            let most = most.min(sequence.max_drafts());
-            let ahead = sequence.tokens_ahead();
+            let forced = self.forced_as_guessed(key)?;
+            let ahead = sequence.tokens_ahead().max(forced);
+            let most = most.min(sequence.max_drafts().saturating_sub(ahead - sequence.tokens_ahead()));
             let guessed = self.guessed(key, 0).take((ahead + most) as usize).count() as u32;
             // Of drafts of the model in flight nobody knows which tokens they are: they have to be what the text is expected to be.
             let model = sequence.draft_accuracy.map_or(1.0, DraftAccuracy::share);
             let chances =
-                (0..=ahead).map(|behind| f64::from(accuracies.behind(length.saturating_add(behind))));
+                (forced..=ahead).map(|behind| f64::from(accuracies.behind(length.saturating_add(behind))));
             let first = chances.product::<f64>() * model.powi(sequence.model_drafts_in_flight as i32);
             let (drafter, branches) = (Drafter::Text, self.branch_chances(key));
+            let mask_cost = sequence.mask_cost().as_nanos() as f64;
             (most > 0).then_some(Candidate {
                 key,
                 drafter,
@@ -305,9 +313,11 @@ impl Core {
                 length,
                 first,
                 ahead,
-                guessed,
+                forced,
                 most,
+                guessed,
                 branches,
+                mask_cost,
             })
         };
         if most == 0 { Vec::new() } else { keys.filter_map(candidate).collect() }
@@ -320,19 +330,18 @@ impl Core {
             let sequence = &self.sequences[key];
             let accuracy = sequence.draft_accuracy?.share();
             let most = most.min(sequence.max_drafts());
-            let (accuracies, length) = (Accuracies::alike(accuracy as f32), 0);
-            let (first, ahead, guessed) = (accuracy, 0, u32::MAX);
-            let (drafter, branches) = (Drafter::Model, [0.0; MOST_BRANCHES]);
             (most > 0).then_some(Candidate {
                 key,
-                drafter,
-                accuracies,
-                length,
-                first,
-                ahead,
-                guessed,
+                drafter: Drafter::Model,
+                accuracies: Accuracies::alike(accuracy as f32),
+                length: 0,
+                first: accuracy,
+                ahead: 0,
+                forced: 0,
                 most,
-                branches,
+                guessed: u32::MAX,
+                branches: [0.0; MOST_BRANCHES],
+                mask_cost: 0.0,
             })
         };
         match most == 0 || self.capacity.draft_cost.is_none() {
@@ -376,6 +385,7 @@ impl Core {
         for row in candidates.iter().filter(|row| row.drafter == Drafter::Text) {
             let mut paths = Paths::of(row, when);
             let mut drafts = 0;
+            let per_draft = per_draft + row.mask_cost;
             while drafts < row.most.min(left)
                 && let Some((path, chance)) = paths.best()
                 && chance * step.nanoseconds >= MARGIN * step.tokens * per_draft
@@ -458,13 +468,14 @@ impl Core {
 impl Sequence {
     /// Its index takes in what is new of its tokens.
     pub fn look_up(&mut self) {
+        let sure = self.sure_tokens().len();
         if let Some(lookup) = &mut self.lookup {
-            lookup.update(&self.tokens, self.prompt_len as usize, INDEXED_AT_ONCE);
+            lookup.update(&self.tokens[..sure], self.prompt_len as usize, INDEXED_AT_ONCE);
         }
     }
 
     /// How many drafts its next row may have: with the token behind them they end with it at the latest.
-    fn max_drafts(&self) -> u32 {
+    pub fn max_drafts(&self) -> u32 {
         self.final_len().saturating_sub(self.len() + 1)
     }
 }

@@ -165,12 +165,9 @@ impl Task {
             }
             self.core.expire(clock::now());
             self.core.skip_late_rows(clock::now());
-            loop {
-                let done = self.mask_threads.submit(self.core.take_mask_jobs());
-                if done.is_empty() {
-                    break;
-                }
-                self.take_masks(done);
+            // What is known at once the next plan goes by. Other jobs then have its drafts to walk as well.
+            while self.mask_threads.is_at_once(self.core.expected_mask_jobs()) {
+                self.compute_masks();
             }
             while let Some(plan) = self.core.plan(clock::now()) {
                 if let Some(built) = self.core.last_plan() {
@@ -178,6 +175,7 @@ impl Task {
                 }
                 unsent.push_back(plan);
             }
+            while self.compute_masks() {}
             while let Some(masks) = self.core.masks(clock::now()) {
                 // Its plan goes before it, or with it.
                 while unsent.get(1).is_some_and(|second| second.number <= masks.number) {
@@ -256,6 +254,16 @@ impl Task {
                 },
             }
         }
+    }
+
+    /// Has what there is to be computed done. Whether something came of it already.
+    fn compute_masks(&mut self) -> bool {
+        let done = self.mask_threads.submit(self.core.take_mask_jobs());
+        let is_some = !done.is_empty();
+        if is_some {
+            self.take_masks(done);
+        }
+        is_some
     }
 
     fn take_masks(&mut self, results: Vec<MaskResult>) {

@@ -261,14 +261,18 @@ impl Step<'_> {
         let mut sampled = numbers(&result.sampled).into_iter();
         let mut accepted = numbers(&result.accepted).into_iter();
         let drafts = numbers(&self.plan.drafts);
-        let mut masks =
-            self.masks.as_ref().map(|masks| numbers(&masks.words)).unwrap_or_default().into_iter();
-        let masked = |flags: &u8| flags & RowFlag::Masked as u8 != 0;
-        let width = masks.len().checked_div(self.plan.flags.iter().filter(|flags| masked(flags)).count());
+        let only = self.masks.as_ref().map(|masks| numbers(&masks.only)).unwrap_or_default();
+        let mut masks = only.into_iter();
         let row = |(row, flags): (usize, &u8)| {
-            let more = if drafts.get(row).is_some_and(|&drafts| drafts > 0) { accepted.next() } else { None };
-            let is_skipped =
-                masked(flags) && masks.by_ref().take(width.unwrap_or(0)).fold(0, |all, word| all | word) == 0;
+            let drafts = drafts.get(row).copied().unwrap_or(0);
+            let more = if drafts > 0 { accepted.next() } else { None };
+            let is_masked = flags & RowFlag::Masked as u8 != 0;
+            let first = if is_masked {
+                masks.by_ref().take(1 + drafts as usize).reduce(|first, _| first)
+            } else {
+                None
+            };
+            let is_skipped = first == Some(Masks::NONE);
             let count = match flags & RowFlag::Sample as u8 {
                 0 => 0,
                 _ => 1 + more.unwrap_or(0) as usize,

@@ -75,7 +75,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
 }
 
 /// A grammar of `length` tokens, each of which says which may follow it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Every {
     pub modulus: u32,
     pub length: u32,
@@ -86,6 +86,7 @@ pub struct Every {
     pub vocab_size: u32,
 }
 
+#[derive(Clone)]
 struct EveryMatcher {
     grammar: Every,
     count: u32,
@@ -148,6 +149,10 @@ impl Matcher for EveryMatcher {
 
     fn is_complete(&self) -> bool {
         self.ended || self.count == self.grammar.length
+    }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(self.clone())
     }
 }
 
@@ -292,6 +297,7 @@ impl Harness {
             && let Some((job, _)) = self.jobs.pop_front()
         {
             self.core.take_mask(job.run(), self.now);
+            self.jobs.extend(self.core.take_mask_jobs().into_iter().map(|job| (job, 0)));
         }
         while let Some(masks) = self.core.masks(self.now) {
             self.masks.push_back(masks);

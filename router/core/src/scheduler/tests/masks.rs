@@ -5,9 +5,10 @@ use std::sync::Arc;
 use penstock_proto::Masks;
 use penstock_proto::ids::TokenId;
 
-use super::harness::{Every, Harness, STEP, every, every_forcing, spec, tiny};
+use super::harness::{Every, Harness, STEP, every, every_forcing, spec, tiny, u32s};
 use crate::constraint::{Grammar, Matcher};
-use crate::scheduler::submission::{Finish, Release, SequenceFailure, SequenceSpec};
+use crate::scheduler::policy::Drafting;
+use crate::scheduler::submission::{Finish, Release, Sampling, SequenceFailure, SequenceSpec};
 use crate::worker::mock::MockConfig;
 
 fn config() -> MockConfig {
@@ -96,10 +97,11 @@ fn a_mask_for_a_sequence_that_is_gone_is_dropped_and_its_row_samples_nothing() {
         harness.core.take_mask(job.run(), harness.now);
     }
     let masks = harness.core.masks(harness.now).expect("nobody is waited for");
-    let words: &[u32] = bytemuck::cast_slice(&masks.words);
-    let rows: Vec<bool> =
-        words.chunks(words.len() / 2).map(|mask| mask.iter().any(|&word| word > 0)).collect();
-    assert_eq!(rows, [false, true], "the tokens that the row of each may sample");
+    assert_eq!(
+        u32s(&masks.only),
+        [Masks::NONE, Masks::OF_WORDS],
+        "the tokens that the row of each may sample"
+    );
     harness.masks.push_back(masks);
     let tokens = harness.client(gone).tokens.len();
     harness.run_to_end();
@@ -111,8 +113,8 @@ fn a_mask_for_a_sequence_that_is_gone_is_dropped_and_its_row_samples_nothing() {
     harness.check_against_reference();
 }
 
-/// What a plan with one row, masked or not, is refused with, whose masks are of plan `number` and have so many words.
-fn refusal(masked: bool, number: u64, words: usize) -> String {
+/// What a plan with one row, masked or not, is refused with, whose masks are of plan `number`, say this of samples and have so many words.
+fn refusal(masked: bool, number: u64, only: &[u32], words: usize) -> String {
     let mut harness = Harness::new(config(), 4, 64);
     let grammar = if masked { every(5, 30, None) } else { None };
     harness.submit(constrained(&[3, 4, 5], 40, grammar));
@@ -121,7 +123,8 @@ fn refusal(masked: bool, number: u64, words: usize) -> String {
         harness.core.take_mask(job.run(), harness.now);
     }
     let plan = harness.core.plan(harness.now).expect("there is something to do");
-    let masks = Masks { number, words: vec![0xff; words * size_of::<u32>()].into() };
+    let only = only.iter().flat_map(|only| only.to_le_bytes()).collect();
+    let masks = Masks { number, only, words: vec![0xff; words * size_of::<u32>()].into() };
     let executed = harness.model.execute_masked(&plan, Some(&masks));
     executed.expect_err("a worker refuses it")
 }
@@ -129,14 +132,19 @@ fn refusal(masked: bool, number: u64, words: usize) -> String {
 #[test]
 fn the_mock_refuses_masks_of_another_width_or_plan_and_for_rows_that_are_not_there() {
     let width = config().vocab_size.div_ceil(u32::BITS) as usize;
-    for (masked, number, words, why) in [
-        (true, 1, width + 1, "words of masks for 1 rows"),
-        (true, 1, 2 * width, "words of masks for 1 rows"),
-        (false, 1, width, "words of masks for 0 rows"),
-        (true, 0, width, "masks of plan 0 came with plan 1"),
-        (true, 2, width, "masks of plan 2 came with plan 1"),
+    let listed = Masks::OF_WORDS;
+    for (masked, number, only, words, why) in [
+        (true, 1, &[listed][..], width + 1, "words of 1 masks"),
+        (true, 1, &[listed], 2 * width, "words of 1 masks"),
+        (true, 1, &[7], width, "words of 0 masks"),
+        (true, 1, &[listed, 7], width, "2 entries in masks.only, and masked rows sample 1"),
+        (true, 1, &[], 0, "0 entries in masks.only, and masked rows sample 1"),
+        (true, 1, &[50], 0, "token 50 is the only one"),
+        (false, 1, &[listed], width, "1 entries in masks.only, and masked rows sample 0"),
+        (true, 0, &[listed], width, "masks of plan 0 came with plan 1"),
+        (true, 2, &[listed], width, "masks of plan 2 came with plan 1"),
     ] {
-        let refusal = refusal(masked, number, words);
+        let refusal = refusal(masked, number, only, words);
         assert!(refusal.contains(why), "{refusal}");
     }
 }
@@ -225,6 +233,151 @@ fn late_masks_and_crashes_lose_no_forced_token() {
     harness.check_against_reference();
 }
 
+/// Again and again the same three tokens, then `values` of any kind, as an object's keys and what follows them; `length` in all.
+#[derive(Clone, Copy, Debug)]
+struct Skeleton {
+    key: u32,
+    values: u32,
+    length: u32,
+}
+
+#[derive(Clone)]
+struct SkeletonMatcher {
+    grammar: Skeleton,
+    count: u32,
+}
+
+impl SkeletonMatcher {
+    fn only(&self) -> Option<u32> {
+        let place = self.count % (3 + self.grammar.values);
+        (place < 3).then_some(self.grammar.key + place)
+    }
+}
+
+impl Grammar for Skeleton {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(SkeletonMatcher { grammar: *self, count: 0 })
+    }
+}
+
+impl Matcher for SkeletonMatcher {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        if self.is_complete() || token.0 < 3 || self.only().is_some_and(|only| only != token.0) {
+            return Err(format!("{} is not allowed", token.0));
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        words.fill(0);
+        let only = self.only();
+        let allowed = (3..tiny().vocab_size).filter(|&token| only.is_none_or(|only| only == token));
+        allowed.for_each(|token| words[(token / 32) as usize] |= 1 << (token % 32));
+        Ok(())
+    }
+
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        let mut taken = Vec::new();
+        while let Some(only) = self.only()
+            && taken.len() < most
+            && !self.is_complete()
+        {
+            self.advance(TokenId(only))?;
+            taken.push(TokenId(only));
+        }
+        Ok(taken)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.count == self.grammar.length
+    }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(self.clone())
+    }
+}
+
+/// The text says the same behind the same token, mostly.
+fn repeating() -> MockConfig {
+    MockConfig { pages: 400, max_positions: 600, surprise_one_in: 40, ..tiny() }
+}
+
+#[test]
+fn what_is_forced_and_what_is_guessed_go_into_the_same_rows() {
+    for drafting in [Drafting::Always(6), Drafting::Adaptive(6)] {
+        let (mut without, mut with, mut mixed, mut accepted, mut forced) = (0, 0, 0, 0, 0);
+        for key in 3..13 {
+            let grammar: Arc<dyn Grammar> = Arc::new(Skeleton { key: 3 * key, values: 5, length: 240 });
+            let spec = constrained(&[3, 4, 5], 400, Some(grammar));
+            let mut harness = Harness::new(repeating(), 4, 64);
+            let id = harness.submit(spec.clone());
+            without += harness.count_steps();
+            let text = harness.client(id).ids();
+            let mut harness = Harness::new(repeating(), 4, 64).speculating(drafting);
+            let id = harness.submit(spec);
+            while harness.plan() > 0 {
+                let rows = harness.core.in_flight.iter().flat_map(|step| &step.rows);
+                mixed += rows.filter(|row| 0 < row.forced && row.forced < row.drafts).count();
+                harness.step();
+            }
+            let counters = harness.core.counters;
+            with += counters.steps as u32;
+            accepted += counters.accepted_drafts;
+            forced += counters.forced_tokens;
+            assert_eq!(counters.late_masks, 0);
+            assert_eq!(harness.client(id).ids(), text);
+            harness.check_against_reference();
+        }
+        assert!(with * 4 < without * 3, "{with} steps, {without} without drafts");
+        assert!(mixed > 10 && accepted > 300 && forced > 300, "{mixed}, {accepted} and {forced} tokens");
+    }
+}
+
+#[test]
+fn guesses_whose_masks_are_late_cost_no_token_and_no_step() {
+    for drafting in [Drafting::Always(6), Drafting::Adaptive(6)] {
+        let mut harness = Harness::new(repeating(), 4, 64).speculating(drafting);
+        let grammar = || Some(Arc::new(Skeleton { key: 12, values: 5, length: 240 }) as Arc<dyn Grammar>);
+        let ids = [1, 2].map(|salt| harness.submit(constrained(&[3, 4, salt], 400, grammar())));
+        for round in 0.. {
+            harness.mask_delay = if round % 7 < 2 { 0 } else { 1 };
+            if round % 29 == 28 {
+                harness.crash();
+            }
+            if harness.step().is_none() {
+                break;
+            }
+        }
+        assert!(harness.core.counters.accepted_drafts > 20, "{:?}", harness.core.counters);
+        for id in ids {
+            assert_eq!(harness.client(id).tokens.len(), 240);
+        }
+        harness.check_against_reference();
+    }
+}
+
+#[test]
+fn in_free_text_and_behind_it_guesses_change_nothing() {
+    let (mut accepted, mut refused) = (0, 0);
+    for (marker, surprise_one_in) in (0..8).flat_map(|marker| [(marker, 6), (marker, 60)]) {
+        for drafting in [Drafting::Always(5), Drafting::Adaptive(5)] {
+            let config = MockConfig { surprise_one_in, ..repeating() };
+            let mut harness = Harness::new(config, 4, 64).speculating(drafting);
+            for salt in 0..3 {
+                let sampling = Sampling { temperature: [0.0, 0.7][salt as usize % 2], ..Sampling::default() };
+                let spec = constrained(&[3, 4, 5 + salt], 200, lazy(marker, 150));
+                harness.submit(SequenceSpec { sampling, ..spec });
+            }
+            harness.run_to_end();
+            accepted += harness.core.counters.accepted_drafts;
+            refused += harness.core.counters.refused_tokens;
+            harness.check_against_reference();
+        }
+    }
+    assert!(accepted > 500 && refused > 50, "{accepted} accepted, {refused} refused");
+}
+
 /// Everything may follow, until a token that is `marker` modulo 8; then four tokens of one kind have to. `length` in all.
 #[derive(Clone, Copy, Debug)]
 struct Lazy {
@@ -232,6 +385,7 @@ struct Lazy {
     length: u32,
 }
 
+#[derive(Clone)]
 struct LazyMatcher {
     grammar: Lazy,
     count: u32,
@@ -288,6 +442,10 @@ impl Matcher for LazyMatcher {
 
     fn is_complete(&self) -> bool {
         self.ended || self.count == self.grammar.length
+    }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(self.clone())
     }
 }
 
@@ -413,6 +571,10 @@ impl Matcher for FaultyMatcher {
 
     fn is_complete(&self) -> bool {
         false
+    }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(FaultyMatcher(Faulty { ..self.0 }))
     }
 }
 

@@ -49,7 +49,7 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
     let options =
         (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
-    let grammar = prop::option::weighted(0.3, (2u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6));
+    let grammar = prop::option::weighted(0.3, (1u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6));
     let priority = prop_oneof![3 => Just(0), 1 => -1..3];
     (prompts(), 1u32..96, sampling, options, grammar, priority).prop_map(
         move |(prompt, new, sampling, options, grammar, priority)| {

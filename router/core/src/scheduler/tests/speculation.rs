@@ -210,22 +210,34 @@ fn an_end_within_an_accepted_run_ends_the_text_there() {
 }
 
 #[test]
-fn constrained_rows_have_no_drafts_and_go_on_beside_those_that_have() {
-    let mut harness = harness(repeating(), Drafting::Always(4));
-    let constrained = SequenceSpec { constraint: every(4, 60, None), ..spec(&[3, 4], 60) };
-    harness.submit(constrained);
-    harness.submit(spec(&[3, 4, 5], 200));
-    while harness.plan() > 0 {
-        for plan in &harness.plans {
-            let masked = plan.flags.iter().zip(u32s(&plan.drafts));
-            for (flags, drafts) in masked {
-                assert!(flags & RowFlag::Masked as u8 == 0 || drafts == 0);
+fn constrained_rows_go_on_beside_others_with_drafts_of_both() {
+    for drafting in [Drafting::Always(4), Drafting::Adaptive(4)] {
+        let mut harness = harness(repeating(), drafting);
+        // Every token may follow, and one that is told from the others by its mask.
+        let constrained = SequenceSpec { constraint: every(1, 300, None), ..spec(&[3, 4], 500) };
+        let id = harness.submit(constrained);
+        harness.submit(spec(&[3, 4, 5], 200));
+        let mut under_masks = 0;
+        let mut steps = 0;
+        while harness.plan() > 0 {
+            for plan in &harness.plans {
+                let masked = plan.flags.iter().zip(u32s(&plan.drafts));
+                under_masks += masked
+                    .filter(|(flags, drafts)| *flags & RowFlag::Masked as u8 != 0 && *drafts > 0)
+                    .count();
             }
+            harness.step();
+            steps += 1;
         }
-        harness.step();
+        assert!(under_masks > 50 && steps < 150, "{under_masks} of {steps} steps");
+        let counters = harness.core.counters;
+        assert!(counters.accepted_drafts > 350, "{counters:?}");
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len(), client.end.clone()), (300, Some(Ok(Finish::Complete))));
+        let drafted = client.tokens.iter().filter(|token| token.is_draft).count();
+        assert!((150..300).contains(&drafted), "{drafted} of 300 tokens were drafts");
+        harness.check_against_reference();
     }
-    assert!(harness.core.counters.accepted_drafts > 50);
-    harness.check_against_reference();
 }
 
 #[test]

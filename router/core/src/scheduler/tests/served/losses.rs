@@ -105,6 +105,10 @@ impl Matcher for PonderingMatcher {
     fn is_complete(&self) -> bool {
         self.0.is_complete()
     }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(PonderingMatcher(self.0.fork(), self.1, self.2))
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ impl MockModel {
         &mut self,
         rows: &Rows,
         at: usize,
-        mask: Option<Vec<u32>>,
+        masks: Option<Vec<Vec<u32>>>,
         targets_read: &mut usize,
         columns: &mut ResultColumns,
     ) -> Result<(), String> {
@@ -43,7 +43,7 @@ impl MockModel {
             }
         }
         if rows.flags[at] & RowFlag::Sample as u8 != 0 {
-            let path = self.sample(&mut state, at, rows.flags[at], mask, columns)?;
+            let path = self.sample(&mut state, at, rows.flags[at], masks, columns)?;
             self.move_path(&state, &path);
         }
         self.slots[slot] = Some(state);
@@ -56,10 +56,11 @@ impl MockModel {
         state: &mut Slot,
         at: usize,
         flags: u8,
-        mask: Option<Vec<u32>>,
+        masks: Option<Vec<Vec<u32>>>,
         columns: &mut ResultColumns,
     ) -> Result<Vec<u32>, String> {
-        let is_skipped = mask.as_ref().is_some_and(Vec::is_empty);
+        let mask_at = |at: usize| masks.as_ref().map(|masks| &masks[at]);
+        let is_skipped = mask_at(0).is_some_and(Vec::is_empty);
         let drafts = std::mem::take(&mut state.drafts);
         let mut path: Vec<u32> = Vec::new();
         loop {
@@ -67,14 +68,12 @@ impl MockModel {
             let len = state.base + 1 + path.len() as u32;
             let mut following =
                 (1..).zip(&drafts).filter(move |(_, draft): &(u32, &Draft)| draft.parent == before);
-            if let Some((history, _)) = state.key.history.as_ref().filter(|_| !is_skipped) {
+            if let Some((history, _)) = state.key.history.as_ref().filter(|_| !(is_skipped || state.is_blind))
+            {
                 let (has, needs) = (history.len(), len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
             }
-            // The drafts of a masked row are what may follow.
-            let forced = following.clone().next().filter(|_| mask.is_some() && !is_skipped);
-            let only = forced.map(|(_, draft)| vec![draft.token]);
-            let mask = only.as_deref().or(mask.as_deref());
+            let mask = mask_at(path.len()).map(Vec::as_slice);
             let token = path.last().map_or(state.last, |&number| drafts[number as usize - 1].token);
             let reached = (state.states.len() + path.len()).checked_sub(drafts.len() + 1);
             let recurrent = reached.map_or(0, |at| state.states[at].chain);
@@ -111,9 +110,11 @@ impl MockModel {
                 state.key.remember(sampled.token);
                 state.sampled = Some((len, sampled.token));
             }
-            // Of a masked row too, where this rank is not told its mask.
-            let is_forced = flags & RowFlag::Masked as u8 != 0;
-            let is_it = |draft: &Draft| is_forced || draft.token == sampled.token;
+            // Where this rank is not told the masks, as if all were.
+            let is_blind = flags & RowFlag::Masked as u8 != 0 && masks.is_none();
+            state.is_blind |= is_blind && !drafts.is_empty();
+            let is_closed = mask_at((path.len() + 1).min(drafts.len())).is_some_and(Vec::is_empty);
+            let is_it = |draft: &Draft| is_blind || (draft.token == sampled.token && !is_closed);
             match following.find(|(_, draft)| is_it(draft)) {
                 Some((number, _)) => path.push(number),
                 None => break,

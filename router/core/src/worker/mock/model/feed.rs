@@ -44,9 +44,19 @@ impl MockModel {
         if flag(RowFlag::Continue)
             && let Some((sampled_at, _)) = state.sampled
         {
-            let possible = sampled_at..=state.most.max(sampled_at);
-            require!(possible.contains(&position), "row {at} continues at {position}, not in {possible:?}");
-            position = sampled_at;
+            if state.is_blind {
+                position = position.min(sampled_at);
+                state.len = position;
+            } else {
+                let possible = sampled_at..=state.most.max(sampled_at);
+                require!(
+                    possible.contains(&position),
+                    "row {at} continues at {position}, not in {possible:?}"
+                );
+                position = sampled_at;
+            }
+        } else if flag(RowFlag::Continue) && state.skipped {
+            position = position.min(state.len);
         }
         self.forget(&mut state, position);
         for page in cursor.new_pages(rows, at, self.tables.count())? {
@@ -100,7 +110,8 @@ impl MockModel {
             !flag(RowFlag::Sample) || says > 0,
             "row {at} samples, and feeds nothing of its decoder's before"
         );
-        if let Some((history, _)) = state.key.history.as_ref().filter(|_| !state.skipped) {
+        if let Some((history, _)) = state.key.history.as_ref().filter(|_| !(state.skipped || state.is_blind))
+        {
             let mut fed = (position..end).zip(&fed).filter(|(p, _)| *p >= encoder.positions);
             let known = fed
                 .by_ref()
@@ -122,7 +133,7 @@ impl MockModel {
             _ => {}
         }
         let mut recurrent = state.state();
-        if self.config.state_bytes > 0 {
+        if self.config.state_bytes > 0 && !state.is_blind {
             let of = recurrent.len;
             require!(of == position, "row {at} feeds {position}, and its state is of {of} tokens");
             require!(

@@ -15,6 +15,8 @@ mod feed;
 mod pages;
 mod states;
 
+use std::collections::VecDeque;
+
 use penstock_proto::starts::StartColumns;
 use penstock_proto::tables::Tables;
 use penstock_proto::{Masks, RowError, RowFlag, StepPlan, StepResult};
@@ -67,6 +69,8 @@ struct Slot {
     sampled: Option<(u32, u32)>,
     /// Its end, had all drafts of its last row been accepted: the most that the router can think that it has.
     most: u32,
+    /// It verified drafts under masks that this rank was not told: how many were accepted only the router knows.
+    is_blind: bool,
     /// Its last row sampled nothing: what one that is in flight feeds is nobody's.
     skipped: bool,
     key: SamplingKey,
@@ -174,8 +178,8 @@ impl MockModel {
             StepResult { number: plan.number, draft_ns: self.drafting_ns(&rows), ..StepResult::default() };
         for at in 0..rows.slots.len() {
             let is_masked = rows.flags[at] & RowFlag::Masked as u8 != 0;
-            let mask = masks.as_mut().filter(|_| is_masked).map(|masks| masks.remove(0));
-            self.attend(&rows, at, mask, &mut cursor.targets_read, &mut columns)?;
+            let masks = masks.as_mut().filter(|_| is_masked).and_then(VecDeque::pop_front);
+            self.attend(&rows, at, masks, &mut cursor.targets_read, &mut columns)?;
         }
         columns.write(&mut result);
         Ok(result)
@@ -219,22 +223,37 @@ impl MockModel {
     }
 
     /// The allowed tokens of each masked row.
-    fn read_masks(&self, rows: &Rows, masks: &Masks) -> Result<Vec<Vec<u32>>, String> {
+    /// Of each masked row, for each of its samples the tokens that it may be.
+    fn read_masks(&self, rows: &Rows, masks: &Masks) -> Result<VecDeque<Vec<Vec<u32>>>, String> {
         require!(
             masks.number == self.number,
             "masks of plan {} came with plan {}",
             masks.number,
             self.number
         );
-        let masked = rows.flags.iter().filter(|flags| **flags & RowFlag::Masked as u8 != 0).count();
+        let is_masked = |flags: &u8| flags & RowFlag::Masked as u8 != 0;
+        let samples = rows.flags.iter().zip(&rows.drafts).filter(|(flags, _)| is_masked(flags));
+        let samples: Vec<usize> = samples.map(|(_, drafts)| 1 + *drafts as usize).collect();
+        let (only, all) = (u32s(&masks.only), samples.iter().sum::<usize>());
+        require!(only.len() == all, "{} entries in masks.only, and masked rows sample {all}", only.len());
+        let listed = only.iter().filter(|only| **only == Masks::OF_WORDS).count();
         let (words, width) = (u32s(&masks.words), self.config.vocab_size.div_ceil(32) as usize);
-        require!(words.len() == masked * width, "{} words of masks for {masked} rows", words.len());
-        let allowed = |mask: &[u32]| {
-            (0..self.config.vocab_size)
-                .filter(|token| mask[(token / 32) as usize] >> (token % 32) & 1 == 1)
-                .collect()
+        require!(words.len() == listed * width, "{} words of {listed} masks", words.len());
+        let mut words = words.chunks(width);
+        let mut allowed = |only: u32| match only {
+            Masks::NONE => Ok(Vec::new()),
+            Masks::OF_WORDS => {
+                let mask = words.next().ok_or("too few masks")?;
+                let has = |token: &u32| mask[(token / 32) as usize] >> (token % 32) & 1 == 1;
+                let tokens: Vec<u32> = (0..self.config.vocab_size).filter(has).collect();
+                require!(!tokens.is_empty(), "a mask without a token");
+                Ok(tokens)
+            }
+            token if token < self.config.vocab_size => Ok(vec![token]),
+            token => Err(format!("token {token} is the only one of a masked row")),
         };
-        Ok(words.chunks(width).map(allowed).collect())
+        let mut only = only.into_iter();
+        samples.iter().map(|&count| only.by_ref().take(count).map(&mut allowed).collect()).collect()
     }
 }
 
@@ -289,6 +308,7 @@ impl Slot {
             before_drafts: 0,
             sampled: None,
             most: 0,
+            is_blind: false,
             skipped: false,
             key,
             top_tokens,
