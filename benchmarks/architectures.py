@@ -12,7 +12,8 @@ each length, and while decoding behind prompts of that length: median of three r
 
 With `--behind` a text is made once a round, and the time of every token is kept, so that a prompt is read once for both of its figures
 (tokens per second until the first token, and behind it): for prompts of which `transformers` reads a batch in a minute. With
-`--models` models stay in a folder, and are found there; `--make` only makes them.
+`--models` models stay in a folder, and are found there; `--make` only makes them. `--shape` is JSON that replaces a part of each model's
+shape, such as `{"num_attention_heads": 4}`: where `transformers` would need more memory than there is.
 
 With `--contexts` it prints, without `transformers`, what a sequence of so many tokens takes in the cache, its state included,
 and tokens per second of so many sequences while they decode behind them, the families in turn. What is in the cache is not
@@ -378,7 +379,12 @@ def main() -> None:
     )
     parser.add_argument("--models", type=Path, default=None, help="folder where models stay")
     parser.add_argument("--make", action="store_true", help="only make the models")
+    parser.add_argument(
+        "--shape", type=json.loads, default={}, help="JSON that replaces a part of each shape"
+    )
     arguments = parser.parse_args()
+    for family in arguments.only:
+        SHAPES[family] = {**SHAPES[family], **arguments.shape}
     if arguments.make:
         for family in arguments.only:
             with model_of(family, arguments.models):
