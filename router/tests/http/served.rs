@@ -167,7 +167,10 @@ impl Served {
     /// All events of a stream that ends well.
     pub async fn events(&self, path: &str, body: Value) -> Vec<Value> {
         let mut events = self.stream(path, body).await;
-        assert_eq!(events.status, 200);
+        if events.status != 200 {
+            let body = events.body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+            panic!("{}: {}", events.status, String::from_utf8_lossy(&body));
+        }
         let mut all = Vec::new();
         while let Some(event) = events.next().await {
             if event != "[DONE]" {
