@@ -364,7 +364,9 @@ impl Core {
         before.all(|other| {
             let first = ((other.end - other.drafts) as usize).saturating_sub(sequence.tokens.len());
             let (forced, _) = sequence.forced();
-            other.masked && other.guesses.iter().copied().eq(forced.skip(first).take(other.guesses.len()))
+            // Drafts that have no masks behind them are not accepted, though they be what is forced here.
+            let is_open = other.masked && !(other.is_skipped || other.is_cut || other.is_misled());
+            is_open && other.guesses.iter().copied().eq(forced.skip(first).take(other.guesses.len()))
         })
     }
 
