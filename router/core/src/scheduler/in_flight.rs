@@ -43,6 +43,11 @@ pub(super) struct RowRecord {
 }
 
 impl RowRecord {
+    /// It has masks behind its guesses, or will have them: without one a guess is not accepted, whatever is sampled in its place.
+    pub fn may_accept_guesses(&self) -> bool {
+        self.masked && !(self.is_skipped || self.is_cut || self.is_misled())
+    }
+
     /// What its drafts follow is not what they were guessed to follow.
     pub fn is_misled(&self) -> bool {
         self.end - self.drafts != self.guessed_at

@@ -183,8 +183,7 @@ impl Core {
         let steps = self.in_flight.iter().filter(|step| step.owes_masks());
         let mut rows = steps.flat_map(|step| &step.rows).filter(|row| row.id == sequence.id);
         let guesses = |row: &RowRecord| {
-            let is_open = row.masked && !(row.is_skipped || row.is_cut || row.is_misled());
-            let before = position.checked_sub(row.guessed_at).filter(|_| is_open)?;
+            let before = position.checked_sub(row.guessed_at).filter(|_| row.may_accept_guesses())?;
             Some(row.guesses.get(before as usize..)?.to_vec()).filter(|guesses| !guesses.is_empty())
         };
         rows.find_map(guesses)
@@ -364,9 +363,9 @@ impl Core {
         before.all(|other| {
             let first = ((other.end - other.drafts) as usize).saturating_sub(sequence.tokens.len());
             let (forced, _) = sequence.forced();
-            // Drafts that have no masks behind them are not accepted, though they be what is forced here.
-            let is_open = other.masked && !(other.is_skipped || other.is_cut || other.is_misled());
-            is_open && other.guesses.iter().copied().eq(forced.skip(first).take(other.guesses.len()))
+            // Others are not accepted, though they be what is forced here.
+            other.may_accept_guesses()
+                && other.guesses.iter().copied().eq(forced.skip(first).take(other.guesses.len()))
         })
     }
 
