@@ -571,7 +571,10 @@ class Engine:
         masks = None
         if columns is not None:
             samples = np.flatnonzero(plan.flags[indices.sample_rows] & MASKED)
+            # What a row samples behind its drafts a bias or a held end may forbid, though it is the only token.
+            rows_S = indices.sample_rows
             masks = Masks.of(samples, columns, self.limits.vocab_size)
+            masks = masks.with_only_in_words(np.append(rows_S[1:] != rows_S[:-1], True))
         if isinstance(unsampled, Repeats):
             assert masks is not None, "these rows are masked"
             self._take(launched, unsampled, masks)

@@ -142,18 +142,21 @@ class Masks:
             raise BadPlan(f"masks.only: token {tokens.max()} of {vocab_size}")
         return cls(samples[listed], words_MW, samples[skips], (samples[is_only], tokens))
 
-    def with_only_in_words(self) -> "Masks":
-        """The same, where what may be one token has a mask of one bit."""
+    def with_only_in_words(self, some: Bools | None = None) -> "Masks":
+        """The same, where what may be one token has a mask of one bit. `some` (S,): of these samples; None: of all."""
         samples, tokens = self.only
-        if not len(samples):
+        chosen = np.ones(len(samples), np.bool_) if some is None else some[samples]
+        if not chosen.any():
             return self
+        kept = (samples[~chosen], tokens[~chosen])
+        samples, tokens = samples[chosen], tokens[chosen]
         words_OW = np.zeros((len(samples), self.words_MW.shape[1]), np.int32)
         words_OW[np.arange(len(samples)), tokens // 32] = (
             np.uint32(1) << (tokens % 32).astype(np.uint32)
         ).view(np.int32)
         rows = np.concatenate((self.rows, samples))
         order = np.argsort(rows)
-        return Masks(rows[order], np.concatenate((self.words_MW, words_OW))[order], self.skipped)
+        return Masks(rows[order], np.concatenate((self.words_MW, words_OW))[order], self.skipped, kept)
 
 
 class SlotSampling(ABC):
