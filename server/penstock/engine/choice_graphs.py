@@ -27,11 +27,8 @@ class ChoiceGraphs:
     def __init__(self, last_sampled: Tensor, logits_SV: Tensor) -> None:
         """`last_sampled`: where a slot's token is kept, with a place more for rows that nobody has. `logits_SV`: where logits are."""
         self.last_sampled, self.logits_SV = last_sampled, logits_SV
-        self.spare_SV = torch.empty((0, 0), device=logits_SV.device)
-        if (
-            logits_SV.device.type == "cpu"
-        ):  # in tests: torch has no choice of its own that needs no more memory
-            self.spare_SV = torch.empty_like(logits_SV)
+        # The kernel needs no such memory; torch does, in whose place it is without a GPU, in tests.
+        self.spare_SV = torch.empty_like(logits_SV if logits_SV.device.type == "cpu" else logits_SV[:0])
 
     def greedy(self, slots_R: Tensor) -> tuple[Callable[[], tuple[Tensor]], tuple[Tensor, ...]]:
         """What a graph computes and where it reads, for rows whose slots are found in that place."""
