@@ -500,7 +500,11 @@ fn late_jobs_preemptions_and_crashes_lose_no_token_of_free_text() {
     for marker in 0..8 {
         let mut harness = Harness::new(MockConfig { pages: 26, ..tiny() }, 4, 64);
         for salt in 0..4 {
-            harness.submit(constrained(&[3, 4, 5, 6 + salt], 60, lazy(marker, 40)));
+            let spec = constrained(&[3, 4, 5, 6 + salt], 60, lazy(marker, 40));
+            // A worker counts for it what was sampled, also in a row behind one that sampled nothing.
+            let frequency_penalty = if salt % 2 == 0 { 0.0 } else { 0.1 };
+            let sampling = Sampling { frequency_penalty, ..spec.sampling };
+            harness.submit(SequenceSpec { sampling, ..spec });
         }
         for round in 0..12 {
             harness.mask_delay = round % 3;

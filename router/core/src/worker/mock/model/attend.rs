@@ -60,7 +60,8 @@ impl MockModel {
         columns: &mut ResultColumns,
     ) -> Result<Vec<u32>, String> {
         let mask_at = |at: usize| masks.as_ref().map(|masks| &masks[at]);
-        let is_skipped = mask_at(0).is_some_and(Vec::is_empty);
+        // Behind a row that sampled nothing all is nobody's, until its slot starts again.
+        state.skipped |= mask_at(0).is_some_and(Vec::is_empty);
         let drafts = std::mem::take(&mut state.drafts);
         let mut path: Vec<u32> = Vec::new();
         loop {
@@ -68,7 +69,8 @@ impl MockModel {
             let len = state.base + 1 + path.len() as u32;
             let mut following =
                 (1..).zip(&drafts).filter(move |(_, draft): &(u32, &Draft)| draft.parent == before);
-            if let Some((history, _)) = state.key.history.as_ref().filter(|_| !(is_skipped || state.is_blind))
+            if let Some((history, _)) =
+                state.key.history.as_ref().filter(|_| !(state.skipped || state.is_blind))
             {
                 let (has, needs) = (history.len(), len - state.encoder.positions);
                 require!(has == needs as usize, "row {at}: samples at {needs} with a history of {has}");
@@ -88,7 +90,6 @@ impl MockModel {
                 chain = mix(chain, recurrent);
             }
             let sampled = state.key.sample(&self.config, chain, len, last, state.top_tokens, mask);
-            state.skipped = sampled.is_none();
             let mut sampled = sampled.unwrap_or(Sampled {
                 token: 0,
                 logprob: 0.0,
