@@ -608,6 +608,11 @@ impl Parser {
                     self.state = wait(call, list);
                     return Flow::Wait;
                 }
+                // Cut off within the marker, which is the call's.
+                Seen::Nothing if is_over && matches!(seen(call.close, held, at, false), Seen::Partly) => {
+                    self.skip(held.len());
+                    return Flow::On;
+                }
                 Seen::Nothing => {}
             }
         }
