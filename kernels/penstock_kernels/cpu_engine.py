@@ -474,7 +474,7 @@ class Decodes:
         self.places_R = places_R
         """Where the states of the rows are."""
         self.counts_R = np.ones(rows, np.int64)
-        """Tokens of each row, which may change from step to step where none awaits masks."""
+        """Tokens of each row, which may change from step to step."""
         self.summary = LogitsSummary(
             np.empty(most, np.int64), np.empty(most, np.float32), np.empty(most, np.float32)
         )
@@ -500,14 +500,10 @@ class Decodes:
         now = (None, None, None) if awaits_masks else outputs
         self._arguments = (handle, self._step, *shape, *now, made)
         self._call = library.penstock_cpu_decode
-        self._mask_of_row_R = np.full(rows, -1, np.int32)
-        logits, stride, columns = shape
-        self._logits, self._outputs = (handle, logits, stride, rows, columns), (*outputs, made)
+        self._mask_of_row_S = np.full(most, -1, np.int32)
+        self._shape, self._outputs = shape, (*outputs, made)
+        self._handle = handle
         self._choose = library.penstock_cpu_choose
-
-    def run(self) -> None:
-        """One step. Raises RankLost."""
-        succeeded(self._call(*self._arguments))
 
     def save(self, saves_C3: I64) -> None:
         """Has the steps from now on copy states, as `CpuProgram.step` has it."""
@@ -527,7 +523,7 @@ class Decodes:
         self._step.positions = None if positions_T is None else address(positions_T)
         self._step.moved, self._step.moves = address(moved_M3), len(moved_M3)
 
-    def run_tokens(self, tokens: int, draws: int) -> None:
+    def run(self, tokens: int, draws: int) -> None:
         """One step of so many tokens, the first of `ids_T`, behind which the first so many of `draws` draw. Raises RankLost."""
         self._step.tokens = tokens
         if self._made is not None:
@@ -536,14 +532,18 @@ class Decodes:
 
     def choose(self, masks: RowMasks) -> None:
         """The rest of a step that awaited masks. Raises RankLost."""
-        words_MW, of_row_R = np.ascontiguousarray(masks.words_MW), self._mask_of_row_R
-        of_row_R[:] = -1
-        of_row_R[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
-        at, words, draws = address(words_MW), words_MW.shape[1], self._draws
-        if draws is not None and self._made is not None:
-            draws.rows["mask"] = of_row_R[draws.rows["row"]]
-            self._made.masks, self._made.mask_words = at, words
-        succeeded(self._choose(*self._logits, at, words, address(of_row_R), *self._outputs))
+        rows = self._step.tokens
+        words_MW, of_row_S = np.ascontiguousarray(masks.words_MW), self._mask_of_row_S[:rows]
+        of_row_S[:] = -1
+        of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
+        at, words, draws, made = address(words_MW), words_MW.shape[1], self._draws, self._made
+        if draws is not None and made is not None:
+            drawn = draws.rows[: made.count]
+            drawn["mask"] = of_row_S[drawn["row"]]
+            made.masks, made.mask_words = at, words
+        logits, stride, columns = self._shape
+        of_masks = at, words, address(of_row_S)
+        succeeded(self._choose(self._handle, logits, stride, rows, columns, *of_masks, *self._outputs))
 
 
 def address(numbers: Array) -> int:

@@ -141,12 +141,8 @@ class Driver:
             columns = MaskColumns(*(np.frombuffer(column, "<u4") for column in made))
         result = self.engine.step(self.reader.read(plan), columns)
         repeats = self.engine.repeats
-        if repeats is not None:  # logits were made in the call that made the rest
-            decodes, rows = repeats.decodes, len(repeats.decodes.logits_RV)
-            if len(plan.drafts) and repeats.verifying is not None:
-                decodes, rows = repeats.verifying.decodes, rows + len(plan.tokens) // 4
-            if not self.logits:
-                self.logits.append(torch.from_numpy(decodes.logits_RV[:rows].copy()))
+        if repeats is not None and not self.logits:  # they were made in the call that made the rest
+            self.logits.append(torch.from_numpy(repeats.logits_SV.copy()))
         if self.forgets and self.tables.windows:
             self._overwrite_behind()
         return result

@@ -1,6 +1,6 @@
 """Verify rows: with drafts, good or bad, a sequence gets the tokens and numbers that it gets one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from driver import Driver
 from penstock import tiny
 from penstock.engine.draft_trees import DraftTrees, draft_trees
 from penstock.engine.engine import NOTHING_LEFT
+from penstock.engine.plan import Plan
 from penstock.engine.slot_sampling import Drafts, Masks
 from penstock.errors import BadPlan
 from penstock.models.config import Window
@@ -487,17 +488,14 @@ class Beside:
         theirs._repeats_of = lambda plan: None  # type: ignore[method-assign]
         self.verified = self.repeated = 0  # steps in one call, with drafts and without
         self.seen: list[int] = []  # drafts accepted, of each row that had some
-        verify, repeat = ours._verify, ours._repeat
+        repeat = ours._repeat
 
-        def count_verified(*given: Any) -> Any:
-            self.verified += 1
-            return verify(*given)
+        def count(plan: Plan, *given: Any) -> Any:
+            self.verified += len(plan.drafts) > 0
+            self.repeated += not len(plan.drafts)
+            return repeat(plan, *given)
 
-        def count_repeated(*given: Any) -> Any:
-            self.repeated += 1
-            return repeat(*given)
-
-        ours._verify, ours._repeat = count_verified, count_repeated  # type: ignore[method-assign, assignment]
+        ours._repeat = count  # type: ignore[method-assign, assignment]
 
     def step(self, rows: list[dict[str, Any]], **more: Any) -> pb.StepResult:
         results = [driver.step(rows, **more) for driver in self.drivers]
@@ -516,11 +514,11 @@ class Beside:
         turns: int,
         guess: Callable[[Random, list[int]], Guess] = chain,
         seed: int = 5,
-        masked: int | None = None,
+        masked: Container[int] = (),
         saved: int = 0,
     ) -> None:
-        """So many steps of rows in these slots, with guesses in most; then all in one call but for the first, and those with guesses where
-        some row is `masked`. Positions are known or bounds. `saved`: behind how many steps the first row's state is copied.
+        """So many steps of rows in these slots, with guesses in most; all in one call but for the first. Positions are known or bounds. `masked`:
+        rows that are, by masks of every kind. `saved`: behind how many steps the first row's state is copied.
         """
         expected = {}
         for slot, start in starts.items():
@@ -547,27 +545,37 @@ class Beside:
                         position,
                         drafts=one.drafts,
                         parents=one.parents or None,
-                        masked=slot == masked,
+                        masked=slot in masked,
                         saves=saves,
                     )
                 )
             before = self.verified, self.repeated
-            # A mask for each sample.
-            words = None if masked is None else [list(range(40, 90))] * (1 + len(guesses[masked].drafts))
-            result = self.step(rows, masks=words)
+            of_rows = [masks_behind(rng, guesses[slot].drafts) for slot in starts if slot in masked]
+            result = self.step(rows, masks=[mask for masks in of_rows for mask in masks] or None)
             wanted = any(one.drafts for one in guesses.values())
             now = self.verified - before[0], self.repeated - before[1]
-            is_one = turn > 0 and not (wanted and masked is not None)
-            assert now == (is_one and wanted, is_one and not wanted), turn
+            assert now == (turn > 0 and wanted, turn > 0 and not wanted), turn
             tokens, lengths = sampled(result), iter(accepted(result))
             for slot, text in texts.items():
                 taken = (next(lengths) if guesses[slot].drafts else 0) + 1
                 text += tokens[:taken]
                 tokens = tokens[taken:]
             assert not tokens
-        if masked is None:
+        if not masked:
             for slot, text in texts.items():
                 assert text[:TOKENS] == expected[slot][: len(text)]
+
+
+def masks_behind(rng: Random, drafts: list[int]) -> list[list[int]]:
+    """What may be sampled in place of each draft, and behind them: the draft alone, another token alone, some with the draft or perhaps without,
+    or from one sample on nothing.
+    """
+    masks = []
+    for draft in [*drafts, 7]:
+        others = rng.sample(range(199), 20)
+        masks.append(rng.choice([[draft], [draft], [*others, draft], others, others[:1]]))
+    known = rng.randrange(len(masks) + 1) if rng.random() < 0.3 else len(masks)
+    return masks[:known] + [[]] * (len(masks) - known)
 
 
 def tiny_beside(threads: int) -> Beside:
@@ -579,7 +587,7 @@ def tiny_beside(threads: int) -> Beside:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int) -> None:
-    """Rows beside each other, of every way to sample; a masked one, whose steps with drafts take several calls."""
+    """Rows beside each other, of every way to sample, masked and not."""
     both = tiny_beside(threads)
     for kinds in (
         ["greedy"],
@@ -593,7 +601,16 @@ def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int
         both.go_on({slot: SAMPLINGS[name] for slot, name in enumerate(kinds)}, 24, seed=len(kinds))
     assert both.verified > 80 and both.repeated > 20
     assert sum(both.seen) > 2 * both.verified and 0 in both.seen
-    both.go_on({1: {}, 3: SAMPLINGS["top-p"], 4: SAMPLINGS["penalties"]}, 10, masked=3)
+    both.verified, both.seen = 0, []
+    for kinds, masked in (
+        (["greedy"], [0]),
+        (["greedy", "greedy", "greedy"], [0, 2]),
+        (["greedy", "top-p", "penalties"], [1]),
+        (["penalties", "temperature", "greedy with alternatives"], [0, 1, 2]),
+        (["bias, ends and watermark", "greedy penalty", "top-k"], [0, 2]),
+    ):
+        both.go_on({slot: SAMPLINGS[name] for slot, name in enumerate(kinds)}, 24, seed=9, masked=masked)
+    assert sum(both.seen) > both.verified > 60 and 0 in both.seen
 
 
 def test_a_row_in_one_call_that_nothing_is_left_for_fails() -> None:
@@ -619,7 +636,7 @@ def test_a_row_in_one_call_whose_draft_leads_to_no_numbers_fails_only_where_it_i
     if native is None:
         pytest.skip("there is no CPU engine here")
     expected = one_by_one(driver, {}, 8).tokens
-    run = native.run_tokens
+    run = native.run_decodes
     for spoiled, fails in ((1, True), (2, False)):
         driver.begin()
         driver.step([row(0, PROMPT, 0, [0, 1], start={})])
@@ -629,9 +646,9 @@ def test_a_row_in_one_call_whose_draft_leads_to_no_numbers_fails_only_where_it_i
             run(decodes, tokens, draws)
             decodes.summary.totals_S[at] = np.nan
 
-        native.run_tokens = spoil  # type: ignore[method-assign]
+        native.run_decodes = spoil  # type: ignore[method-assign]
         drafts = [expected[2], (expected[3] + 1) % 199]
         result = driver.step([row(0, None, len(PROMPT) + 1, drafts=drafts)])
-        native.run_tokens = run  # type: ignore[method-assign]
+        native.run_decodes = run  # type: ignore[method-assign]
         assert accepted(result) == [1] and sampled(result) == expected[2:4]
         assert [error.row for error in result.errors] == ([0] if fails else [])

@@ -7,7 +7,7 @@ before the host has seen this one's result; what a slot sampled last stays on th
 
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,8 +20,9 @@ from penstock.engine.drafter import Drafter
 from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
+from penstock.engine.native_repeats import Repeats
 from penstock.engine.native_sampling import NativeSampler
-from penstock.engine.native_steps import NativeSteps, Repeats, Verifying
+from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import (
     CONTINUE,
     MASKED,
@@ -33,7 +34,7 @@ from penstock.engine.plan import (
     MaskColumns,
     Plan,
 )
-from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling
+from penstock.engine.slot_sampling import NO_SAMPLES, Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
@@ -91,7 +92,6 @@ class Launched:
     """A step whose work has been given to the device. What was computed is on the host once `done` is reached."""
 
     plan: Plan
-    indices: LogitsIndices | None
     sampled: Sampled | None
     prompt: PromptAnswers | None
     done: Event | None
@@ -101,25 +101,43 @@ class Launched:
     began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
     # The model has run, and the masks for sampling are awaited.
     unsampled: "Unsampled | Repeats | None" = None
-    accepted_R: Array | None = (
-        None  # drafts, of each row that samples; None: it has none, or another stage knows
-    )
-    kept_S: Array | None = None  # of samples of a plan with trees: those behind accepted drafts, or none
-    offsets_S: I64 | None = None  # of its samples in their rows
+    rows_S: I64 = field(default_factory=lambda: NO_SAMPLES)  # of the plan, of each that `sampled` has
+    # What became of drafts, of a step that was not taken in one call; None: it has none, or another stage knows.
+    verdict: "Verdict | None" = None
+    accepted_V: I64 | None = None  # drafts, of each row that has some; `sampled` has only what follows those
     draft_ns: int = 0  # of the drafter
-    accepted_V: I64 | None = (
-        None  # drafts, of each row that has some; then `sampled` has only what follows those
-    )
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of a step's drafts. On the host once the step is done."""
+
+    indices: LogitsIndices
+    drafts: Drafts
+    accepted_R: Array  # of each row that samples
+    kept_S: Array | None  # of a plan with trees: samples behind accepted drafts, or none
+
+    def is_kept_S(self) -> Bools:
+        """Whether each sample is behind accepted drafts, or none."""
+        if self.kept_S is not None:
+            return np.asarray(self.kept_S, np.bool_)
+        kept: Bools = self.drafts.offsets_S <= np.asarray(self.accepted_R)[self.drafts.rows_S]
+        return kept
+
+    def accepted_V(self) -> I64:
+        """Drafts, of each row that has some."""
+        accepted: I64 = np.asarray(self.accepted_R)[self.drafts.counts_R > 1]
+        return accepted
 
 
 @dataclass(slots=True)
 class Unsampled:
     """What sampling needs of a step."""
 
+    indices: LogitsIndices
     ids_T: Array
     hidden_TE: Array
     logits_SV: Array | None  # of the rows that sample, on the ranks of the last stage
-    masked_rows: I64  # of the plan
 
 
 class Engine:
@@ -386,12 +404,8 @@ class Engine:
         self._settle()
         self.slots.apply(plan)
         repeats = self._repeats_of(plan)
-        if repeats is not None and self.native is not None:
-            if not len(plan.drafts):
-                return self._repeat(plan, repeats, self.native, began, traced_since)
-            verifying = repeats.verifying
-            if verifying is not None:
-                return self._verify(plan, repeats, verifying, self.native, began, traced_since)
+        if repeats is not None and repeats.serves(plan):
+            return self._repeat(plan, repeats, began, traced_since)
         if len(plan.copies):
             self.cache.copy_pages(plan.copies)
             if self.drafter is not None:
@@ -405,7 +419,7 @@ class Engine:
         self.steps += 1
         if len(plan.slots) == 0:
             self.step_maker.clear()
-            return Launched(plan, None, None, None, None, time.perf_counter_ns() - began, 0, 0)
+            return Launched(plan, None, None, None, time.perf_counter_ns() - began, 0, 0)
         if self._awaited:
             self._receive_back(self._due(plan))
         tokens = int(plan.counts.sum())
@@ -427,7 +441,6 @@ class Engine:
         forwarded = time.perf_counter_ns()
         launched = Launched(
             plan,
-            indices,
             None,
             None,
             None,
@@ -435,6 +448,7 @@ class Engine:
             forwarded - prepared,
             0,
             traced_since,
+            rows_S=indices.sample_rows,
             draft_ns=draft_ns,
         )
         if logits_SV is None and self.group.is_last_stage and len(indices.sample_rows):
@@ -448,8 +462,8 @@ class Engine:
                 launched.sample_ns = time.perf_counter_ns() - forwarded
                 return launched
         launched.sample_ns = time.perf_counter_ns() - forwarded
-        launched.unsampled = Unsampled(ids_T, hidden_TE, logits_SV, np.flatnonzero(plan.flags & MASKED))
-        if not (self.group.is_output_rank and len(launched.unsampled.masked_rows)):
+        launched.unsampled = Unsampled(indices, ids_T, hidden_TE, logits_SV)
+        if not (self.group.is_output_rank and (plan.flags & MASKED).any()):
             self._choose(launched, None)
         return launched
 
@@ -458,105 +472,64 @@ class Engine:
         self._asked_repeats = False
 
     def _repeats_of(self, plan: Plan) -> Repeats | None:
-        """How a plan is computed in one call, if it goes on from the one before, and its rows want a token each and nothing more."""
+        """What computes a plan in one call, if it goes on from the one before."""
         if not plan.goes_on:
             self._forget_repeats()
         elif not self._asked_repeats:
             self._asked_repeats = True
-            native, sampler = self.native, self.sampler
+            native, sampler, samples = self.native, self.sampler, self.group.is_output_rank
             if native is not None and isinstance(sampler, NativeSampler) and self.drafter is None:
-                draws = sampler.repeated(plan.slots, plan.positions + 1)
-                masked_rows = np.flatnonzero(plan.flags & MASKED if self.group.is_output_rank else ())
-                self.repeats = Repeats.of(plan, native, draws, self.slots, self._logits_SV, masked_rows)
+                self.repeats = Repeats(plan, native, sampler, self.slots, self._logits_SV, samples)
         return self.repeats
 
-    def _repeat(
-        self, plan: Plan, repeats: Repeats, native: NativeModel, began: int, traced_since: int
-    ) -> Launched:
+    def _repeat(self, plan: Plan, repeats: Repeats, began: int, traced_since: int) -> Launched:
+        """A step in one call, but for the choice where masks are awaited."""
         self.steps += 1
-        rows, decodes = len(plan.slots), repeats.decodes
         if self.threads is not None:
-            self.threads.begin(rows)
-        repeats.begin(plan, self.last_sampled[plan.slots], self.slots.states)
+            self.threads.begin(len(plan.slots) + len(plan.tokens))
+        repeats.begin(plan, self.last_sampled[plan.slots])
         prepared = time.perf_counter_ns()
-        native.run_decodes(decodes)
+        repeats.run()
         times = (prepared - began, time.perf_counter_ns() - prepared, 0, traced_since)
-        launched = Launched(plan, repeats.indices, None, None, None, *times)
-        if len(repeats.masked_rows):
+        launched = Launched(plan, None, None, None, *times)
+        if repeats.awaits_masks:
             launched.unsampled = repeats
         else:
             self._take(launched, repeats, None)
         return launched
 
-    def _verify(
-        self,
-        plan: Plan,
-        repeats: Repeats,
-        verifying: Verifying,
-        native: NativeModel,
-        began: int,
-        traced_since: int,
-    ) -> Launched:
-        """A step with drafts, in one call."""
-        self.steps += 1
-        tokens = len(plan.slots) + len(plan.tokens)
-        if self.threads is not None:
-            self.threads.begin(tokens)
-        prepared = time.perf_counter_ns()
-        paths = verifying.run(plan, native, self.last_sampled[plan.slots], self.slots.states)
-        forwarded = time.perf_counter_ns()
-        decodes = verifying.decodes
-        self.last_sampled[plan.slots] = decodes.summary.tokens_S[paths.lasts_R]
-        if paths.moved_M3:
-            self._move_path(plan, *np.array(paths.moved_M3).T)
-        self.slots.settle(plan.slots, plan.drafts - paths.accepted_R)
-        times = (prepared - began, forwarded - prepared, 0, traced_since)
-        indices = replace(repeats.indices, sample_rows=paths.rows_S)
-        launched = Launched(plan, indices, None, None, None, *times)
-        if self.group.is_output_rank:
-            assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
-            possible_S = verifying.possible(tokens)
-            launched.sampled = self.sampler.taken(
-                decodes.logits_RV,
-                decodes.summary,
-                plan.slots[paths.rows_S],
-                repeats.draws.are_counted,
-                possible_S=None if possible_S is None else possible_S[paths.kept_S],
-                rows_S=paths.kept_S,
-            )
-            launched.accepted_V = paths.accepted_R[plan.drafts > 0]
-        launched.sample_ns = time.perf_counter_ns() - forwarded
-        if self.threads is not None:
-            attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
-            took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
-            self.threads.end(tokens, attended, took)
-        return launched
-
-    def _take(self, launched: Launched, repeats: Repeats, masks: Masks | None) -> None:
+    def _take(self, launched: Launched, repeats: Repeats, columns: MaskColumns | None) -> None:
         """What such a step has sampled, or samples now that its masks are there."""
         began = time.perf_counter_ns()
-        plan, decodes = launched.plan, repeats.decodes
-        if masks is not None:
-            assert self.native is not None, "it made these repeats"
-            # The other ranks are told in the same call.
-            masks = masks.with_only_in_words()
-            self.native.choose(decodes, masks)
-        self.last_sampled[plan.slots] = decodes.summary.tokens_S
-        if self.group.is_output_rank:
-            assert isinstance(self.sampler, NativeSampler), "it was when these repeats began"
-            draws, rows = repeats.draws, len(plan.slots)
-            launched.sampled = self.sampler.taken(
-                decodes.logits_RV,
-                decodes.summary,
-                plan.slots,
-                draws.are_counted,
-                masks,
-                draws.possible(decodes.possible_D, rows),
-            )
+        plan, masks = launched.plan, None
+        if columns is not None:
+            masks = self._masks(plan, repeats.rows_S, columns)
+        taken = repeats.take(plan, masks)
+        self.last_sampled[plan.slots] = taken.last_tokens_R
+        paths = taken.paths
+        if paths is not None:
+            if paths.moved_M3:
+                self._move_path(plan, *np.array(paths.moved_M3).T)
+            self.slots.settle(plan.slots, plan.drafts - paths.accepted_R)
+            launched.accepted_V = paths.accepted_R[plan.drafts > 0]
+        launched.sampled, launched.rows_S = taken.sampled, taken.rows_S
         launched.sample_ns = time.perf_counter_ns() - began
-        if self.threads is not None:
-            rows, took = len(plan.slots), launched.prepare_ns + launched.forward_ns + launched.sample_ns
-            self.threads.end(rows, int(plan.positions.sum()) + rows, took)
+        self._end(launched)
+
+    def _end(self, launched: Launched) -> None:
+        """Tells how long a step took."""
+        if self.threads is None:
+            return
+        plan, counts = launched.plan, launched.plan.counts
+        attended = int((counts * plan.positions + counts * (counts + 1) // 2).sum())
+        took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
+        self.threads.end(int(counts.sum()), attended, took)
+
+    def _masks(self, plan: Plan, rows_S: I64, columns: MaskColumns) -> Masks:
+        """Of samples of these rows. Raises BadPlan for columns that are not theirs."""
+        masks = Masks.of(np.flatnonzero(plan.flags[rows_S] & MASKED), columns, self.limits.vocab_size)
+        # What a row samples behind its drafts a bias or a held end may forbid, though it is the only token.
+        return masks.with_only_in_words(np.append(rows_S[1:] != rows_S[:-1], True))
 
     def choose(self, launched: Launched, columns: MaskColumns | None) -> None:
         """Samples in a step whose model has been launched. `columns`: its masks. Raises BadPlan where they are not."""
@@ -564,21 +537,14 @@ class Engine:
             self._choose(launched, columns)
 
     def _choose(self, launched: Launched, columns: MaskColumns | None) -> None:
-        began = time.perf_counter_ns()
-        plan, indices, unsampled = launched.plan, launched.indices, launched.unsampled
-        assert unsampled is not None and indices is not None, "it was launched and nothing was sampled"
+        plan, unsampled = launched.plan, launched.unsampled
+        assert unsampled is not None, "it was launched and nothing was sampled"
         launched.unsampled = None
-        masks = None
-        if columns is not None:
-            samples = np.flatnonzero(plan.flags[indices.sample_rows] & MASKED)
-            # What a row samples behind its drafts a bias or a held end may forbid, though it is the only token.
-            rows_S = indices.sample_rows
-            masks = Masks.of(samples, columns, self.limits.vocab_size)
-            masks = masks.with_only_in_words(np.append(rows_S[1:] != rows_S[:-1], True))
         if isinstance(unsampled, Repeats):
-            assert masks is not None, "these rows are masked"
-            self._take(launched, unsampled, masks)
+            self._take(launched, unsampled, columns)
             return
+        began, indices = time.perf_counter_ns(), unsampled.indices
+        masks = None if columns is None else self._masks(plan, indices.sample_rows, columns)
         sampled = prompt = None
         if self.group.is_last_stage:
             if unsampled.logits_SV is not None:
@@ -590,18 +556,16 @@ class Engine:
         elif self.group.is_first_stage and len(indices.sample_rows):
             self._awaited.append(plan.slots[(plan.flags & SAMPLE) != 0])
         launched.sampled = None if sampled is None else self._sampled_to_host(sampled)
-        if launched.accepted_R is not None:
-            launched.accepted_R = self.arrays.to_host(launched.accepted_R)
+        verdict = launched.verdict
+        if verdict is not None:
+            verdict.accepted_R = self.arrays.to_host(verdict.accepted_R)
+            if verdict.kept_S is not None:
+                verdict.kept_S = self.arrays.to_host(verdict.kept_S)
             self._unsettled = launched
-        if launched.kept_S is not None:
-            launched.kept_S = self.arrays.to_host(launched.kept_S)
         launched.prompt = None if prompt is None else self._prompt_to_host(prompt)
         launched.done = self.arrays.mark()
         launched.sample_ns += time.perf_counter_ns() - began
-        if self.threads is not None:
-            attended = int((plan.counts * plan.positions + plan.counts * (plan.counts + 1) // 2).sum())
-            took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
-            self.threads.end(int(plan.counts.sum()), attended, took)
+        self._end(launched)
 
     def awaits_masks(self, launched: Launched) -> bool:
         """Whether the step goes on with `choose`."""
@@ -622,19 +586,15 @@ class Engine:
             sample_ns=launched.sample_ns,
             draft_ns=launched.draft_ns,
         )
-        sampled, indices = launched.sampled, launched.indices
-        if sampled is not None and indices is not None:
+        sampled, verdict = launched.sampled, launched.verdict
+        if sampled is not None:
             # What was sampled behind a draft that was not accepted is nobody's.
             valid: Bools | slice = slice(None)
-            if sampled.verified is not None and launched.accepted_R is not None:
-                accepted_R, verified = np.asarray(launched.accepted_R), sampled.verified
-                if launched.kept_S is not None:
-                    valid = np.asarray(launched.kept_S) != 0
-                else:
-                    valid = verified.offsets_S <= accepted_R[verified.rows_S]
-                result.accepted = accepted_R[verified.has_drafts_R].astype("<u4").tobytes()
-            if launched.accepted_V is not None:
-                result.accepted = launched.accepted_V.astype("<u4").tobytes()
+            accepted_V = launched.accepted_V
+            if verdict is not None:
+                valid, accepted_V = verdict.is_kept_S(), verdict.accepted_V()
+            if accepted_V is not None:
+                result.accepted = accepted_V.astype("<u4").tobytes()
             result.sampled = np.asarray(sampled.tokens_S)[valid].astype("<u4").tobytes()
             result.logprobs = np.asarray(sampled.logprobs_S)[valid].astype("<f4", copy=False).tobytes()
             if sampled.top_tokens_SN is not None and sampled.top_logprobs_SN is not None:
@@ -647,7 +607,7 @@ class Engine:
                 if good_S is None or (good := np.asarray(good_S)[valid]).all():
                     continue
                 failed = {error.row for error in result.errors}
-                for row in indices.sample_rows[valid][~good].tolist():
+                for row in launched.rows_S[valid][~good].tolist():
                     if row not in failed:
                         failed.add(row)
                         result.errors.add(row=row, message=message)
@@ -727,9 +687,8 @@ class Engine:
         if self.group.pipeline is not None:
             self.group.pipeline.send_back(told[:count])
         if drafts is not None:
-            launched.accepted_R = told[count:numbers]
-        if drafts is not None and plan.trees is not None:
-            launched.kept_S, launched.offsets_S = told[numbers:], drafts.offsets_S
+            kept_S = None if plan.trees is None else told[numbers:]
+            launched.verdict = Verdict(indices, drafts, told[count:numbers], kept_S)
         return sampled
 
     def _drafts(self, plan: Plan, tokens_S: Array, ids_T: Array) -> Drafts:
@@ -766,8 +725,8 @@ class Engine:
         rows = np.flatnonzero(plan.flags & SAMPLE)
         samples = plan.drafts[rows] + 1 if len(plan.drafts) else np.ones(len(rows), np.int64)
         lasts_R = self.arrays.of(np.cumsum(samples) - samples)
-        if launched.accepted_R is not None:
-            lasts_R = lasts_R + launched.accepted_R
+        if launched.verdict is not None:
+            lasts_R = lasts_R + launched.verdict.accepted_R
         tokens_R = self.arrays.of(indices.sample_tokens)[lasts_R]
         drafter.saw(plan.slots[rows], hidden_TE[tokens_R])
 
@@ -788,18 +747,19 @@ class Engine:
             return
         if last.done is not None:
             last.done.synchronize()
-        assert last.accepted_R is not None
+        verdict = last.verdict
+        assert verdict is not None, "it had drafts"
         if last.plan.trees is not None:
-            self._move_accepted(last, last.plan.trees)
+            self._move_accepted(last.plan, verdict, last.plan.trees)
         rows = (last.plan.flags & SAMPLE) != 0
-        self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - np.asarray(last.accepted_R))
+        self.slots.settle(last.plan.slots[rows], last.plan.drafts[rows] - np.asarray(verdict.accepted_R))
 
-    def _move_accepted(self, last: Launched, trees: DraftTrees) -> None:
+    def _move_accepted(self, plan: Plan, verdict: Verdict, trees: DraftTrees) -> None:
         """Brings what the cache has of accepted drafts of trees to their positions."""
-        assert last.indices is not None and last.kept_S is not None and last.offsets_S is not None
-        rows_S, plan = last.indices.sample_rows, last.plan
-        numbers_S, depths_S = last.offsets_S, last.indices.sample_positions - plan.positions[rows_S] - 1
-        is_moved = (np.asarray(last.kept_S) != 0) & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
+        indices, numbers_S = verdict.indices, verdict.drafts.offsets_S
+        rows_S = indices.sample_rows
+        depths_S = indices.sample_positions - plan.positions[rows_S] - 1
+        is_moved = verdict.is_kept_S() & trees.are_trees_R[rows_S] & (numbers_S != depths_S)
         if is_moved.any():
             self._move_path(plan, rows_S[is_moved], numbers_S[is_moved], depths_S[is_moved])
 

@@ -154,7 +154,7 @@ class NativeSampler(SlotSampling):
         if drafts is not None:
             verified = verify(tokens_S, drafts, drafts.closed(masks))
         if not are_plain:
-            self._count(slots, tokens_S, masks, verified)
+            self._count(slots, tokens_S, NO_TOKENS if masks is None else masks.skipped, verified)
         return self._sampled(logits_SV, summary, slots, tokens_S, possible_S, verified)
 
     def repeated(self, slots: I64, positions: I64) -> RepeatedDraws:
@@ -191,12 +191,12 @@ class NativeSampler(SlotSampling):
         summary: LogitsSummary,
         slots: I64,
         counted: bool,
-        masks: Masks | None = None,
+        skipped: I64 = NO_TOKENS,
         possible_S: Bools | None = None,
         rows_S: I64 | None = None,
     ) -> Sampled:
         """What `sample` gives of samples that were chosen with the logits, those of `slots`. `rows`: of the logits and the summary those that
-        count; None: all. `counted`: of penalties, some of them count their tokens.
+        count; None: all. `counted`: of penalties, some of them count their tokens, but for those that are `skipped`.
         """
         some = summary
         if rows_S is not None:
@@ -204,7 +204,7 @@ class NativeSampler(SlotSampling):
                 summary.tokens_S[rows_S], summary.largest_S[rows_S], summary.totals_S[rows_S]
             )
         if counted:
-            self._count(slots, some.tokens_S, masks, None)
+            self._count(slots, some.tokens_S, skipped, None)
         return self._sampled(logits_SV, some, slots, some.tokens_S, possible_S, rows_S=rows_S)
 
     def _sampled(
@@ -348,10 +348,9 @@ class NativeSampler(SlotSampling):
         made["first_before"][penalized], made["before"][penalized] = np.cumsum(counts) - counts, counts
         return np.ascontiguousarray(drafts.drafts_S[before[order]])
 
-    def _count(self, slots: I64, tokens_S: I64, masks: Masks | None, verified: Verified | None) -> None:
+    def _count(self, slots: I64, tokens_S: I64, skipped: I64, verified: Verified | None) -> None:
         is_counted = self.count_rows[slots] >= 0
-        if masks is not None:
-            is_counted[masks.skipped] = False
+        is_counted[skipped] = False
         if verified is not None:
             is_kept_S = verified.kept_S
             if is_kept_S is None:

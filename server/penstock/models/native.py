@@ -187,15 +187,10 @@ class NativeModel:
         """Steps of these slots behind one that `forward` has made. `run_decodes` runs them. Of several ranks the first draws."""
         return self._runs.decodes(slots_R, pages, logits_RV, draws, places_R, encoded_S, awaits_masks)
 
-    def run_decodes(self, decodes: Decodes) -> None:
-        """One step of them, but for the choice where it awaits masks."""
+    def run_decodes(self, decodes: Decodes, tokens: int, draws: int) -> None:
+        """One step of them that feeds so many tokens and draws so many, but for the choice where it awaits masks."""
         with _named():
-            decodes.run()
-
-    def run_tokens(self, decodes: Decodes, tokens: int, draws: int) -> None:
-        """One step of them that feeds so many tokens, and draws so many."""
-        with _named():
-            decodes.run_tokens(tokens, draws)
+            decodes.run(tokens, draws)
 
     def choose(self, decodes: Decodes, masks: RowMasks) -> None:
         """The rest of a step that awaited masks."""
