@@ -197,6 +197,15 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
     const int tiles = (k_tiles + 1) / 2;
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
     if (rows <= 2) {
+#if defined(PENSTOCK_AVX512)
+        int32_t *const group_sums = reinterpret_cast<int32_t *>(unpacked);
+        if (rows == 1)
+            sum_int4_groups<1>(a, args.source_bytes, tiles, group_sums);
+        else
+            sum_int4_groups<2>(a, args.source_bytes, tiles, group_sums);
+#else
+        constexpr const int32_t *group_sums = nullptr;
+#endif
         // Of a gated layer gates are multiplied first, which lie one behind the other, and then what they open.
         const bool are_pairs = args.epilogue == PENSTOCK_GATE && count == 4;
         int order[kMostTiles];
@@ -206,13 +215,23 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
             const long to_next = i + 1 < count ? columns[order[i + 1]] - column : columns[0] + step - column;
             float *const to = sums + order[i] * kBlockFloats;
             if (rows == 1)
-                int4_rows<1>(a, args.source_bytes, column, tiles, to_next, to);
+                int4_rows<1>(a, args.source_bytes, column, tiles, to_next, group_sums, to);
             else
-                int4_rows<2>(a, args.source_bytes, column, tiles, to_next, to);
+                int4_rows<2>(a, args.source_bytes, column, tiles, to_next, group_sums, to);
         }
         return;
     }
 #endif
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+    for (int i = 0; i < count; i += 2) {
+        const long to_next = i + 2 < count ? columns[i + 2] - columns[i] : columns[0] + step - columns[i];
+        const long steps[2] = {to_next, to_next};
+        if (i + 1 < count)
+            int4_blocks<2>(a, args.source_bytes, rows, columns + i, tiles, steps, sums + i * kBlockFloats);
+        else
+            int4_blocks<1>(a, args.source_bytes, rows, columns + i, tiles, steps, sums + i * kBlockFloats);
+    }
+#else
     const uint8_t *from[kMostTiles];
     for (int i = 0; i < count; i++) from[i] = unpacked + i * kInt4Near * 2 * kTileBytes;
     for (int first = 0; first < tiles; first += kInt4Near) {
@@ -226,6 +245,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
         byte_product(a + first * 2 * PENSTOCK_BYTE_INPUTS, args.source_bytes, rows, from, count,
                      static_cast<int>(least(2 * some, k_tiles - 2 * first)), kOfCached, 0, first > 0, sums);
     }
+#endif
 }
 
 // Up to four tiles of outputs of some rows, of weights in groups.
