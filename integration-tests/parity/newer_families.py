@@ -259,6 +259,31 @@ STEP_3_5: dict[str, Any] = shaped(
     pad_token_id=0,
 )
 
+# The fields of transformers' class, by the names that published ones have. Of these 512 tokens of a window; latents of a window's layers
+# are longer than the others', and their heads fewer and larger.
+DOTS_3_NOTE: dict[str, Any] = shaped(
+    "Dots3NoteForCausalLM",
+    "dots3_note_text",
+    **{**EXPERTS, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2},
+    **LATENT,
+    **INDEX,
+    num_hidden_layers=4,
+    head_dim=24,
+    layer_types=["full_attention", "full_attention", "sliding_attention", "full_attention"],
+    sliding_window_size=24,
+    swa_num_attention_heads=2,
+    swa_num_key_value_heads=2,
+    swa_q_lora_rank=28,
+    swa_kv_lora_rank=68,
+    swa_head_dim=40,
+    swa_qk_nope_head_dim=28,
+    swa_v_head_dim=20,
+    swa_rope_theta=50000.0,
+    rope_theta=80000000.0,
+    moe_shared_expert_intermediate_size=40,
+    pad_token_id=0,
+)
+
 NEWER: dict[str, dict[str, Any]] = {
     # The fields of transformers' class; which models have which, as their names there say.
     "Gemma 4 31B": {**GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
@@ -326,6 +351,7 @@ NEWER: dict[str, dict[str, Any]] = {
         rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
         pad_token_id=0,
     ),
+    "dots 3 Note": DOTS_3_NOTE,
     "MiniMax M2": shaped(
         "MiniMaxM2ForCausalLM",
         "minimax_m2",

@@ -79,6 +79,24 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "doge": {"keep_window_size": 400},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 24},
+    # Its class has several of each number, by layers, and so is asked for none.
+    "dots3_note_text": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 24,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 16,
+        "shared_experts_intermediate_size": 32,
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_shared_experts": 1},
     # Layers that take keys and values from another.
     "gemma3n_text": {
@@ -167,7 +185,7 @@ def _made(kind: Any, model_type: str) -> Any:
     values = {name: value for name, value in SMALL.items() if _has(default, name)}
     if "qk_rope_head_dim" in values:  # latent attention: every head has a key, in two parts
         values.pop("head_dim", None)
-        values["num_key_value_heads"] = values["num_attention_heads"]
+        values["num_key_value_heads"] = values.get("num_attention_heads", SMALL["num_attention_heads"])
     if _has(default, "is_decoder"):
         values["is_decoder"] = True
     rope = getattr(default, "rope_parameters", None)

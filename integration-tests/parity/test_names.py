@@ -188,6 +188,24 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         below_language_model,
         ("image_newline", "vision_tower.a.weight", "multi_modal_projector.b.weight"),
     ),
+    # As published: the text's fields are beside those of the whole.
+    "dots 3 Note with images and sound": (
+        "dots 3 Note",
+        lambda config: {
+            **config,
+            "architectures": ["Dots3NoteForConditionalGeneration"],
+            "model_type": "dots3_note",
+            "vision_config": {"model_type": "dots3_note_vision_encoder"},
+            "audio_config": {"model_type": "dots3_note_audio_encoder"},
+        },
+        lambda name: name,
+        (
+            "vision_encoder.post_trunk_norm.weight",
+            "audio_encoder.audio_adapter.proj.0.weight",
+            "model.layers.4.enorm.weight",
+            "model.mtp.norm.weight",
+        ),
+    ),
     "Kimi K2": (
         "DeepSeek V3",
         lambda config: {**config, "model_type": "kimi_k2"},
@@ -278,6 +296,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             ({"use_rope_layers": [True, True, True, False]}, "use_rope_layers is not true for each layer"),
         )
     ),
+    ("dots 3 Note", {"attention_bias": True}, "attention_bias is True"),
+    (
+        "dots 3 Note",
+        {"layer_types": ["conv"] * 4, "use_dsa": None, "per_layer_config": {}},
+        "layer_types has .'conv'.; served",
+    ),
+    ("dots 3 Note", {"per_layer_config": {"2": {"hidden_act": "gelu"}}}, "per_layer_config has hidden_act"),
+    ("dots 3 Note", {"moe_layer_freq": [0, 1]}, "moe_layer_freq is not a list of 4"),
+    ("dots 3 Note", {"index_head_dim": 4}, "index_head_dim 4 is less than qk_rope_head_dim 8"),
     ("OLMoE", {"clip_qkv": 3.0}, "clip_qkv is 3.0"),
     ("Hunyuan A13B", {"moe_topk": [3, 3, 2]}, "moe_topk has different values"),
     ("Hunyuan A13B", {"num_shared_expert": 2}, "num_shared_expert 2"),
@@ -345,6 +372,17 @@ def test_experts_of_qwen_3_5_may_be_stacked(tmp_path: Path) -> None:
         tensors[f"{at}.experts.down_proj"] = stacked("down_proj")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert torch.equal(logits(), before)
+
+
+def test_dots_3_note_is_read_as_published_and_as_transformers_saves_it() -> None:
+    from transformers import Dots3NoteTextConfig
+
+    published = FAMILIES["dots 3 Note"]
+    saved = json.loads(Dots3NoteTextConfig(**published).to_json_string(use_diff=False))
+    assert "swa_head_dim" not in saved and "per_layer_config" in saved
+    read = read_config(published)
+    assert isinstance(read, DecoderConfig) and len(read.latents) == 2
+    assert read_config({**saved, "architectures": published["architectures"]}) == read
 
 
 def test_a_table_of_ngrams_may_be_one_tensor(tmp_path: Path) -> None:

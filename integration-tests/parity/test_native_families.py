@@ -68,6 +68,7 @@ KINDS = (
     "DeepSeek V4, other rates",
     "A.X K2",
     "GLM-5",
+    "dots 3 Note",
     "GLM-5, layers that share a choice",
     "Hunyuan 4",
     "MiniMax M3",

@@ -46,6 +46,7 @@ KINDS = (
     "A.X K2",
     "GLM-5, layers that share a choice",
     "Hunyuan 4",
+    "dots 3 Note",
     "MiniMax M3",
     "Qwen3-Next",
     "Qwen 3.5",

@@ -153,10 +153,11 @@ def test_attention_is_to_the_chosen_keys_alone(name: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("most", [7, 130, 300])
-def test_latents_are_attended_to_alone_as_well(name: str, most: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "rotated", "most"), [(48, 8, 7), (48, 8, 130), (48, 8, 300), (1024, 64, 130)]
+)
+def test_latents_are_attended_to_alone_as_well(name: str, rank: int, rotated: int, most: int) -> None:
     """Keys that begin with their values, and are copied from them where few are chosen of a split."""
-    rank, rotated = 48, 8
     size, tokens, index_heads = rank + rotated, 400, 5
     index = numbers(tokens, index_heads)[:, QKV:]
     table = torch.cat((random(tokens, (HEADS + 1) * size, scale=1.2), index), 1)

@@ -338,7 +338,7 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 const Buffer &source = buffers_[static_cast<size_t>(operation.source)],
                              &rotated = buffers_[static_cast<size_t>(operation.second)];
                 if (is_head || operation.kv_heads != 1 || operation.heads < 1 || operation.value_dim < 1 ||
-                    operation.head_dim != operation.value_dim + operation.rope_dim || operation.head_dim > 1024 ||
+                    operation.head_dim != operation.value_dim + operation.rope_dim || operation.head_dim > 2048 ||
                     source.layout != PENSTOCK_BF16 || source.width != operation.heads * operation.value_dim ||
                     rotated.layout != PENSTOCK_BF16 || rotated.width % operation.heads ||
                     rotated.width / operation.heads < operation.rope_dim ||
@@ -396,7 +396,7 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     (operation.second >= 0 || operation.columns < 1 || operation.offset < 0 || operation.offset >= operation.columns))
                     throw wrong("what is added to scores at no distance");
                 if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||
-                    operation.head_dim > 1024)
+                    operation.head_dim > 2048)
                     throw wrong("heads that this library does not know");
                 if (operation.kind == PENSTOCK_WRITE_KV) {
                     const bool is_alone = operation.values == PENSTOCK_VALUES_ALONE;

@@ -26,6 +26,8 @@ RECIPES = {
     "DeepseekV3ForCausalLM": "deepseek",
     "DeepseekV4ForCausalLM": "deepseek_v4",
     "Dots1ForCausalLM": "dots1",
+    "Dots3NoteForCausalLM": "dots3_note",
+    "Dots3NoteForConditionalGeneration": "dots3_note",
     "Emu3ForConditionalGeneration": "vision_language",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",

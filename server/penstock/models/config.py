@@ -119,6 +119,9 @@ class LatentConfig:
     query_rank: int = 0  # 0: queries come straight from the hidden state
     reads_both: bool = False  # queries and gates are made of those numbers normalised, and as they were
     rank_norm: NormConfig = field(default_factory=lambda: NormConfig(1e-6))
+    query_scale: float = 1.0  # of the query's numbers behind their norm
+    scale: float = 1.0  # of the latent behind its norm
+    rope_norm: NormConfig | None = None  # of the part of a key that is rotated, before it is
     index: IndexConfig | None = None  # queries attend to chosen keys alone
 
     @property
@@ -190,6 +193,7 @@ class LayerConfig:
     heads: int = 0  # H; 0: the model's
     kv_heads: int = 0  # K; 0: the model's
     head_dim: int = 0  # D; 0: the model's
+    latent: LatentConfig | None = None  # None: the model's
     values_are_keys: bool = False  # values are keys before norm and rotation
     choice_of_last: bool = False  # it attends to the keys that the last layer with an indexer has chosen
     keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
@@ -378,6 +382,16 @@ class DecoderConfig:
         """D of a layer."""
         return self.layers[layer].head_dim or self.head_dim
 
+    def latent_of(self, layer: int) -> LatentConfig | None:
+        """Of a layer of a model that has latent attention."""
+        return self.layers[layer].latent or self.latent
+
+    @cached_property
+    def latents(self) -> tuple[LatentConfig, ...]:
+        """Of all layers with latent attention, each once."""
+        found = (self.latent_of(at) for at, layer in enumerate(self.layers) if layer.attends)
+        return tuple(dict.fromkeys(latent for latent in found if latent is not None))
+
     @cached_property
     def same_heads(self) -> bool:
         """Whether keys have the same heads in every layer."""
@@ -418,7 +432,8 @@ class DecoderConfig:
         layer, mixer = self.layers[at], self.compressed[at]
         if mixer is not None:
             return 0 if mixer.compression is None else -(-mixer.index_dim // mixer.compression.rate)
-        index = self.index if self.latent is None else self.latent.index
+        latent = self.latent_of(at)
+        index = self.index if latent is None else latent.index
         return 0 if index is None or not layer.has_cache or layer.choice_of_last else index.head_dim
 
     @property
@@ -469,12 +484,12 @@ class DecoderConfig:
     @property
     def chooses_keys(self) -> bool:
         """Whether queries attend to chosen keys alone."""
-        return self.index is not None or (self.latent is not None and self.latent.index is not None)
+        return self.index is not None or any(latent.index is not None for latent in self.latents)
 
     def cache_shape(self, group: TensorGroup) -> tuple[int, int]:
         """(J, D) of what a rank's cache holds for a token and a layer."""
-        if self.latent is not None:
-            return 1, self.latent.cached
+        if self.latents:
+            return 1, max(latent.cached for latent in self.latents)
         if not self.layer_windows:
             return 0, 0
         if self.compressions:
@@ -493,7 +508,7 @@ class DecoderConfig:
     @property
     def key_shape(self) -> tuple[int, int]:
         """(K, D) of what attention gathers from the cache for a token."""
-        if self.latent is not None:
-            return 1, self.latent.cached
+        if self.latents:
+            return 1, max(latent.cached for latent in self.latents)
         layers = range(len(self.layers))
         return max(map(self.kv_heads_of, layers)), max(map(self.head_dim_of, layers))

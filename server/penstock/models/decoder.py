@@ -169,6 +169,7 @@ class LatentAttention(TiledModule):
         query: Linear,
         latent: Linear,
         latent_norm: Norm,
+        rope_norm: Norm | None,
         keys_HDR: Tensor,
         values_HVR: Tensor,
         out: Linear,
@@ -177,18 +178,19 @@ class LatentAttention(TiledModule):
         indexer: Indexer | None = None,
     ) -> None:
         super().__init__()
-        assert config.latent is not None
-        self.indexer, self.chooses = indexer, config.latent.index is not None
+        sizes = config.latent_of(layer)
+        assert sizes is not None
+        self.indexer, self.chooses = indexer, sizes.index is not None
         self.output_gate, self.gate = config.output_gate, gate  # rows: this rank's heads, or their numbers
-        self.heads, self.sizes = heads, config.latent
-        size = self.sizes.plain_dim + self.sizes.rope_dim
+        self.heads, self.sizes = heads, sizes
+        size = sizes.plain_dim + sizes.rope_dim
         self.scale = size**-0.5 if config.scale is None else config.scale
         rope, window = config.layers[layer].rope, config.layers[layer].window
         self.rope = None if rope is None else config.ropes.index(rope)
         self.window = config.windows.index(window)
         self.temperature = config.layers[layer].temperature
         self.query_down, self.query_norm, self.query = query_down, query_norm, query
-        self.latent, self.latent_norm = latent, latent_norm
+        self.latent, self.latent_norm, self.rope_norm = latent, latent_norm, rope_norm
         self.keys_HDR, self.values_HVR = keys_HDR, values_HVR
         self.out = out
         self.score_modifiers = score_modifiers
@@ -207,9 +209,10 @@ class LatentAttention(TiledModule):
             heat = self.temperature
             ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
         latent_TD = self.latent(x_TE)
-        row_T1D = torch.cat(
-            (self.latent_norm(latent_TD[:, : sizes.rank]), latent_TD[:, sizes.rank :]), -1
-        ).unsqueeze(1)
+        rotated_TD = latent_TD[:, sizes.rank :]
+        if self.rope_norm is not None:
+            rotated_TD = self.rope_norm(rotated_TD)
+        row_T1D = torch.cat((self.latent_norm(latent_TD[:, : sizes.rank]), rotated_TD), -1).unsqueeze(1)
         asked_THD = x_TE.new_empty(tokens, heads, sizes.rank + sizes.rope_dim)
         plain_THD, asked_THR = q_THD[..., : sizes.plain_dim], asked_THD[..., : sizes.rank]
         ops.heads_linear(plain_THD, self.keys_HDR, asked_THR, self.tile)
@@ -217,13 +220,13 @@ class LatentAttention(TiledModule):
         if self.rope is not None:
             ops.rope(asked_THD[..., sizes.rank :], *step.ropes[self.rope])
             ops.rope(row_T1D[..., sizes.rank :], *step.ropes[self.rope])
-        if self.indexer is not None and self.rope is not None:
-            row_T1D = torch.cat((row_T1D, self.indexer.keys(x_TE, step.ropes[self.rope])), -1)
         slot_mapping_T, attention = step.view(self.window, cache)
         rows_N1W = cache.rows_NJD
         ops.write_kv(row_T1D, rows_N1W[..., : row_T1D.shape[-1]], slot_mapping_T)
         if self.indexer is not None and self.rope is not None:
-            rope = step.ropes[self.rope]
+            # At the end of what the cache holds of a token: it may be more than this layer needs.
+            rope, size = step.ropes[self.rope], self.indexer.sizes.head_dim
+            ops.write_kv(self.indexer.keys(x_TE, rope), rows_N1W[..., -size:], slot_mapping_T)
             step.chosen = self.indexer.choose(x_TE, low_TI, rope, rows_N1W, attention)
         latent_THR = x_TE.new_empty(tokens, heads, sizes.rank)
         chosen = step.chosen if self.chooses else None

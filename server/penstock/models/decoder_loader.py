@@ -218,7 +218,7 @@ class Loader:
             ),
             q_norm=q_norm,
             k_norm=k_norm,
-            score_modifiers=self.score_modifiers(at),
+            score_modifiers=self.score_modifiers(at, index),
             gate=self.output_gate(at, index),
         )
 
@@ -227,7 +227,8 @@ class Loader:
         config, gate = self.config, self.config.output_gate
         if gate is None or gate.in_query:
             return None
-        size = config.head_dim_of(index) if config.latent is None else config.latent.value_dim
+        latent = config.latent_of(index)
+        size = config.head_dim_of(index) if latent is None else latent.value_dim
         rows = size if gate.per_number else 1
         mine = self.heads_of(index)
         shape = (config.heads_of(index) * rows, config.width)
@@ -335,9 +336,9 @@ class Loader:
             )
         return SharedRmsNorm(weight, norm.eps, all_heads * size, self.group)
 
-    def score_modifiers(self, at: str) -> ops.ScoreModifiers:
+    def score_modifiers(self, at: str, index: int) -> ops.ScoreModifiers:
         """What the family adds to attention."""
-        config = self.config
+        config, latent = self.config, self.config.latent_of(index)
         if config.plain_scores:
             return ops.PLAIN
         sinks = None
@@ -349,7 +350,7 @@ class Loader:
         return ops.ScoreModifiers(
             softcap=config.softcap,
             sinks_H=sinks,
-            latent=config.latent.rank if config.latent else 0,
+            latent=0 if latent is None else latent.rank,
         )
 
     def feed_forward(self, at: str) -> FeedForward:

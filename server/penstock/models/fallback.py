@@ -49,9 +49,6 @@ ENDLESS = 8192
 NOT_SERVED = {
     "blt": "reads bytes in patches, whose lengths a second model within it chooses, and the paged cache has places for tokens alone",
     "cpmant": "lets every token of a prompt see those after it, so that nothing of a text stays as it was when a token is added",
-    "dots3_note": "reads images and sound, and its text model has latent attention with gated heads, windows and layers of several sizes, "
-    "which no recipe has",
-    "dots3_note_text": "has latent attention with gated heads, windows and layers of several sizes, which no recipe has",
     "inkling2_text": "adds to the scores of attention what a query says of each distance, and to their sum a sink of each token's own, which no "
     "kernel of the paged cache knows",
     "inkling_text": "adds to the scores of attention what a query says of each distance, which no kernel of the paged cache knows",

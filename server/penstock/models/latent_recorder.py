@@ -10,7 +10,7 @@ from penstock.models.index_recorder import chosen_keys, record_choice
 from penstock.models.program_writer import ProgramWriter, optional_fp32
 from penstock_kernels.program import Kind, Layout
 
-LARGEST_LATENT = 1024  # with what is rotated behind it
+LARGEST_LATENT = 2048  # with what is rotated behind it
 
 
 def record_latent_attention(
@@ -39,16 +39,22 @@ def record_latent_attention(
     latent = writer.buffer("latents", Layout.F32, rank + sizes.rope_dim)
     writer.linear(writer.normed, latent, attention.latent)
     writer.norm(latent, latent, attention.latent_norm, columns=rank)
+    if attention.rope_norm is not None:
+        turned = writer.norm(latent, latent, attention.rope_norm, columns=sizes.rope_dim)
+        turned.source_at = turned.target_at = rank
     # A head's key is its matrix times the latent: the query is multiplied with it instead.
     asked_latents = writer.buffer("asked latents", Layout.BF16, heads * rank)
     writer.heads_linear(asked, asked_latents, attention.keys_HDR.transpose(1, 2), step=size)
     attention.keys_HDR = attention.keys_HDR.new_empty((0, *attention.keys_HDR.shape[1:]))
-    queries = writer.buffer("queries", Layout.QUERIES, heads * (rank + sizes.rope_dim))
+    cached = (
+        rank + sizes.rope_dim
+    )  # of layers with other latents queries are laid out otherwise, however many there are
+    queries = writer.buffer(f"queries of {cached}", Layout.QUERIES, heads * cached)
     shape: dict[str, Any] = {
         "layer": layer,
         "heads": heads,
         "kv_heads": 1,
-        "head_dim": rank + sizes.rope_dim,
+        "head_dim": cached,
         "value_dim": rank,
     }
     write = writer.add(

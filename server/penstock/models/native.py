@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.errors import PeerLost
 from penstock.layers.rope_frequencies import frequencies
 from penstock.models import cache_format
-from penstock.models.config import DecoderConfig, Temperature
+from penstock.models.config import DecoderConfig, LatentConfig, Temperature
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import ModelConfig, Reference
 from penstock.models.recording import Recording
@@ -241,15 +241,13 @@ class NativeDecoder(NativeModel):
     @property
     def cache_shape(self) -> tuple[int, int]:
         """See NativeModel."""
-        latent = self.config.latent
-        if latent is not None:  # latents are held as keys and as values
-            key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
-            rows, size = cache_format.held(
-                self.cache_format, (2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2)
-            )
-            index = 0 if latent.index is None else rounded_up(latent.index.head_dim, TILE_INPUTS)
-            return rows, size + index // rows  # index keys are in bf16
         config = self.config
+        if config.latents:
+            shapes = [self._latent_shape(latent) for latent in config.latents]
+            indexes = [latent.index.head_dim for latent in config.latents if latent.index is not None]
+            rows, index = shapes[0][0], rounded_up(max(indexes, default=0), TILE_INPUTS)
+            # Index keys, in bf16, are behind what the largest layer has.
+            return rows, max(size for _, size in shapes) + index // rows
         if config.compressions:  # entries are in bf16
             return config.cache_shape(self.group)
         # As many as the layer with the most has.
@@ -267,6 +265,11 @@ class NativeDecoder(NativeModel):
         return rows, size + -(
             -rounded_up(config.index.head_dim, TILE_INPUTS) // rows
         )  # index keys are in bf16
+
+    def _latent_shape(self, latent: LatentConfig) -> tuple[int, int]:
+        """Latents are held as keys and as values."""
+        key = rounded_up(latent.rank + latent.rope_dim, TILE_INPUTS)
+        return cache_format.held(self.cache_format, (2, (key + rounded_up(latent.rank, TILE_OUTPUTS)) // 2))
 
     def _give_tables(self, longest: int) -> None:
         tables = [self._rotary_table(rope, longest) for rope in range(len(self.config.ropes))]

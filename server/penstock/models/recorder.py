@@ -76,9 +76,9 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     """All of them."""
     experts = [layer.experts for layer in config.layers if layer.experts is not None]
     mixers = {unknown_mixer(layer.recurrent) for layer in config.layers if layer.recurrent is not None}
-    attending = [at for at, layer in enumerate(config.layers) if layer.attends and config.latent is None]
+    attending = [at for at, layer in enumerate(config.layers) if layer.attends and not config.latents]
     sizes = sorted({config.head_dim_of(at) for at in attending})
-    index = None if config.latent is None else config.latent.index
+    indexes = [latent.index for latent in config.latents if latent.index is not None]
     ngrams = [layer.ngrams for layer in config.layers if layer.ngrams is not None]
     checks = (
         (
@@ -87,11 +87,11 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             f"an index of more than {MOST_INDEX_HEADS} heads, or {LARGEST_HEAD} numbers",
         ),
         (
-            index is not None and (index.heads > MOST_INDEX_HEADS or index.head_dim > LARGEST_HEAD),
+            any(one.heads > MOST_INDEX_HEADS or one.head_dim > LARGEST_HEAD for one in indexes),
             f"an index of more than {MOST_INDEX_HEADS} heads, or {LARGEST_HEAD} numbers",
         ),
         (
-            config.latent is not None and config.latent.rank + config.latent.rope_dim > LARGEST_LATENT,
+            any(one.rank + one.rope_dim > LARGEST_LATENT for one in config.latents),
             f"latents of more than {LARGEST_LATENT}",
         ),
         (

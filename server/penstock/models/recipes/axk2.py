@@ -63,7 +63,7 @@ class Axk2Loader(DeepseekLoader):
             (self.config.heads * both, 2 * sizes.query_rank),
             rows=[range(self.heads.start * both, self.heads.stop * both)],
         ).view(len(self.heads), both, -1)
-        query = self.rotated_last(rows[:, :head], sizes.plain_dim).flatten(0, 1)
+        query = self.rotated_last(rows[:, :head], sizes.plain_dim, sizes).flatten(0, 1)
         return Linear(query), Linear(rows[:, head:].flatten(0, 1).contiguous())
 
 

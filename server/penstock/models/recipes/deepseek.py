@@ -198,9 +198,9 @@ class DeepseekLoader(Loader):
 
     def attention(self, at: str, index: int) -> LatentAttention:
         """One rank's heads; the latent is the same for all ranks."""
-        config, sizes, at = self.config, self.config.latent, f"{at}{self.below}"
+        config, sizes, at = self.config, self.config.latent_of(index), f"{at}{self.below}"
         assert sizes is not None
-        width, heads = config.width, config.heads
+        width, heads, mine = config.width, config.heads_of(index), self.heads_of(index)
 
         def bias(name: str, rows: int) -> Tensor | None:
             return self.read(at + name, (rows,), kind="bias") if config.qkv_bias else None
@@ -210,63 +210,71 @@ class DeepseekLoader(Loader):
         if sizes.query_rank:
             rank = sizes.query_rank
             query_down = Linear(self.read(at + "q_a_proj", (rank, width)), bias("q_a_proj", rank))
-            query_norm = self.norm(at + "q_a_layernorm", rank, sizes.rank_norm)
+            query_norm = self.scaled_norm(at + "q_a_layernorm", rank, sizes.rank_norm, sizes.query_scale)
         query, gate = self.query_and_gate(at, index)
         rows = sizes.rank + sizes.rope_dim
         down = self.read(at + "kv_a_proj_with_mqa", (rows, width))
         down_bias = bias("kv_a_proj_with_mqa", rows)
-        down = self.rotated_last(down.unsqueeze(0), sizes.rank).squeeze(0)
+        down = self.rotated_last(down.unsqueeze(0), sizes.rank, sizes).squeeze(0)
         if down_bias is not None:
-            down_bias = self.rotated_last(down_bias.unsqueeze(0), sizes.rank).squeeze(0)
+            down_bias = self.rotated_last(down_bias.unsqueeze(0), sizes.rank, sizes).squeeze(0)
         both = sizes.plain_dim + sizes.value_dim
         up = self.read(
             at + "kv_b_proj",
             (heads * both, sizes.rank),
-            rows=[range(self.heads.start * both, self.heads.stop * both)],
-        ).view(len(self.heads), both, sizes.rank)
+            rows=[range(mine.start * both, mine.stop * both)],
+        ).view(len(mine), both, sizes.rank)
+        rope_norm: Norm | None = None
+        if sizes.rope_norm is not None:
+            rope_norm = self.norm(at + "k_rope_only_layernorm", sizes.rope_dim, sizes.rope_norm)
+            assert rope_norm.weight_E is not None
+            rope_norm.weight_E = self.rotated_last(rope_norm.weight_E.unsqueeze(0), 0, sizes).squeeze(0)
         return LatentAttention(
             config,
             index,
-            len(self.heads),
+            len(mine),
             query_down,
             query_norm,
             query,
             Linear(down, down_bias),
-            self.norm(at + "kv_a_layernorm", sizes.rank, sizes.rank_norm),
+            self.scaled_norm(at + "kv_a_layernorm", sizes.rank, sizes.rank_norm, sizes.scale),
+            rope_norm,
             up[:, : sizes.plain_dim].contiguous(),
             up[:, sizes.plain_dim :].contiguous(),
-            self.row_parallel(
-                at + self.last, sizes.value_dim, self.heads, heads, width, config.attention_out_bias
-            ),
-            self.score_modifiers(at),
+            self.row_parallel(at + self.last, sizes.value_dim, mine, heads, width, config.attention_out_bias),
+            self.score_modifiers(at, index),
             gate,
-            None if config.layers[index].choice_of_last else self.indexer(f"{at}indexer."),
+            None if config.layers[index].choice_of_last else self.indexer(f"{at}indexer.", sizes),
         )
 
-    def rotated_last(self, rows: Tensor, plain: int) -> Tensor:
+    def scaled_norm(self, name: str, width: int, choice: NormConfig, scale: float) -> Norm:
+        """A norm whose output is multiplied with `scale`: its weight is, and is kept in fp32."""
+        norm = self.norm(name, width, choice)
+        if scale != 1.0:
+            assert norm.weight_E is not None
+            norm.weight_E = norm.weight_E.float() * scale
+        return norm
+
+    def rotated_last(self, rows: Tensor, plain: int, sizes: LatentConfig) -> Tensor:
         """Rows (H, plain + rope, ...) with the planes of the last ones in halves."""
-        sizes = self.config.latent
-        assert sizes is not None
         if not self.config.interleaved:
             return rows
         return tensors.cat((rows[:, :plain], halves(rows[:, plain:], sizes.rope_dim)), 1)
 
     def query_and_gate(self, at: str, index: int) -> tuple[Linear, Linear | None]:
         """Of this rank's heads; the gate where there is one."""
-        sizes = self.config.latent
+        sizes, heads = self.config.latent_of(index), self.heads_of(index)
         assert sizes is not None
         head = sizes.plain_dim + sizes.rope_dim
         name, columns = ("q_b_proj", sizes.query_rank) if sizes.query_rank else ("q_proj", self.config.width)
-        mine = range(self.heads.start * head, self.heads.stop * head)
-        rows = self.read(at + name, (self.config.heads * head, columns), rows=[mine])
-        query = self.rotated_last(rows.view(len(self.heads), head, -1), sizes.plain_dim).flatten(0, 1)
+        mine = range(heads.start * head, heads.stop * head)
+        rows = self.read(at + name, (self.config.heads_of(index) * head, columns), rows=[mine])
+        query = self.rotated_last(rows.view(len(heads), head, -1), sizes.plain_dim, sizes).flatten(0, 1)
         return Linear(query), self.output_gate(at, index)
 
-    def indexer(self, at: str) -> Indexer | None:
+    def indexer(self, at: str, sizes: LatentConfig) -> Indexer | None:
         """What chooses keys, whole; None: the family has no such."""
-        config, sizes = self.config, self.config.latent
-        assert sizes is not None
-        index, rotated = sizes.index, sizes.rope_dim
+        config, index, rotated = self.config, sizes.index, sizes.rope_dim
         if index is None:
             return None
         size, width = index.head_dim, config.width
