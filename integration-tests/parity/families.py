@@ -63,7 +63,8 @@ DEEPSEEK_V4: dict[str, Any] = {
 
 def vocabulary_of(config: dict[str, Any]) -> int:
     """Tokens of the text model."""
-    size: int = config.get("text_config", config)["vocab_size"]
+    text = config.get("text_config", config)
+    size: int = text.get("unpadded_vocab_size", text["vocab_size"])
     return size
 
 
@@ -414,6 +415,16 @@ FAMILIES |= (
         "Qwen 4 with images": with_images(
             "Qwen4ExpForConditionalGeneration", "qwen4_exp", FAMILIES["Qwen 4"], QWEN_3_5_IMAGES
         ),
+        # Saved by the published names.
+        "Inkling with images and sound": {
+            **with_images(
+                "InklingForConditionalGeneration",
+                "inkling_mm_model",
+                FAMILIES["Inkling"],
+                {"patch_size": 4, "num_channels": 3, "num_hidden_layers": 8},
+            ),
+            "audio_config": {"n_mel_bins": 4, "mel_vocab_size": 8},
+        },
         "Nemotron 3 Omni": with_images(
             "NemotronH_Omni_Reasoning_V3",
             "nemotron_h_omni",

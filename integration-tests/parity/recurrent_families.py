@@ -69,6 +69,36 @@ NEMOTRON: dict[str, Any] = {
     "use_conv_bias": True,
     "rope_theta": None,
 }
+# The fields of transformers' class. Of it windows of 512 and biases of 1,024 distances: here both end within the tests' 100 tokens, and
+# queries are scaled from the 21st on.
+INKLING: dict[str, Any] = shaped(
+    "InklingForCausalLM",
+    "inkling_text",
+    rope_theta=None,
+    num_hidden_layers=4,
+    head_dim=16,
+    swa_head_dim=16,
+    swa_num_attention_heads=6,
+    swa_num_key_value_heads=2,
+    num_key_value_heads=2,
+    sliding_window_size=24,
+    d_rel=8,
+    rel_extent=40,
+    log_scaling_n_floor=20,
+    log_scaling_alpha=0.3,
+    layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+    conv_kernel_size=4,
+    mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+    moe_intermediate_size=24,
+    n_routed_experts=6,
+    num_experts_per_tok=3,
+    n_shared_experts=2,
+    route_scale=2.0,
+    logits_mup_width_multiplier=2.0,
+    unpadded_vocab_size=193,
+    pad_token_id=0,
+)
+
 RECURRENT: dict[str, dict[str, Any]] = {
     "Qwen3-Next": shaped(
         "Qwen3NextForCausalLM",
@@ -482,4 +512,5 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "eos_token_id": None,
     },
+    "Inkling": INKLING,
 }

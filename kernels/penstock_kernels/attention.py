@@ -145,7 +145,10 @@ def paged_attention(
     for group, taken in zip(groups, chosen or [None] * len(groups), strict=True):
         here = slice(group.begin, group.end)
         if score_modifiers is not PLAIN or taken is not None:
-            _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], score_modifiers, taken)
+            own, distances = score_modifiers, score_modifiers.distances
+            if distances is not None:
+                own = replace(own, distances=distances.of(here))
+            _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], own, taken)
         elif isinstance(group, FewGroup):
             _few(q_THD[here], cache_NJD, group, scale, out_THD[here])
         else:
@@ -320,11 +323,18 @@ def _with_modifiers(
             bias_HN=None if score_modifiers.bias_HN is None else score_modifiers.bias_HN[asking],
             sinks_H=None if score_modifiers.sinks_H is None else score_modifiers.sinks_H[asking],
         )
-        at_once = max(SCORES_AT_ONCE // (len(keys_ZDL) * shared * keys), 1)
+        distances = score_modifiers.distances
+        longest = keys if distances is None else max(keys, distances.profiles_RL.shape[1])
+        at_once = max(SCORES_AT_ONCE // (len(keys_ZDL) * shared * longest), 1)
         for first in range(0, queries, at_once):
             part = slice(first, min(first + at_once, queries))
             q_SQGD = q_SQHD[some, part, asking].to(long) * scale
             hidden = hidden_keys(group, some, part)
+            added = None
+            if distances is not None:
+                states_SQHR = group.by_sequence(distances.states_THR)[some, part, asking].to(long)
+                at_SQ = own_keys(group, hidden, part)
+                added = distance_bias(states_SQHR, distances.profiles_RL.to(long), at_SQ, keys)
             if taken is not None:
                 left = taken.view(sequences, queries, *taken.shape[1:])[some, part]
                 if taken.dim() == 3:  # every key head has its own
@@ -332,7 +342,8 @@ def _with_modifiers(
                 else:
                     left = left_out(left, keys, long).unsqueeze(1)
                 hidden = left if hidden is None else left + hidden
-            a_SQHV[some, part, asking] = attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own).to(out_THV.dtype)
+            made = attend(q_SQGD, keys_ZDL, values_ZLV, hidden, own, added)
+            a_SQHV[some, part, asking] = made.to(out_THV.dtype)
     a_THV = a_SQHV.view(sequences * queries, heads, -1)
     if isinstance(group, ChunkGroup) and group.gather_T is not None:
         a_THV = a_THV.index_select(0, group.gather_T)
@@ -376,11 +387,37 @@ def hidden_keys(group: FewGroup | ChunkGroup, sequences: slice, queries: slice) 
     return torch.zeros(later_QL.shape, device=device).masked_fill_(later_QL, -torch.inf)
 
 
+def own_keys(group: FewGroup | ChunkGroup, hidden: Tensor | None, queries: slice) -> Tensor:
+    """(S or 1, Q) int64: where the key of each query's own token is among the group's, the last one that it sees."""
+    device = group.slot_mapping_SL.device
+    if isinstance(group, ChunkGroup) and group.causal:
+        return torch.arange(queries.start, queries.stop, device=device).unsqueeze(0)
+    if hidden is None:
+        return torch.full((1, 1), group.keys - 1, device=device)
+    seen_SQL = (hidden.squeeze(1) if hidden.dim() == 4 else hidden.unsqueeze(0)) == 0
+    return (seen_SQL * torch.arange(group.keys, device=device)).amax(-1)
+
+
+def distance_bias(states_SQHR: Tensor, profiles_RL: Tensor, own_SQ: Tensor, keys: int) -> Tensor:
+    """(S, Q, H, keys) of `DistanceBias`, for queries whose own keys are at these places; 0 behind them."""
+    by_distance_SQHL = states_SQHR @ profiles_RL
+    distance_SQ1K = own_SQ[..., None, None] - torch.arange(keys, device=own_SQ.device)
+    last = profiles_RL.shape[1] - 1
+    shape = (*by_distance_SQHL.shape[:3], keys)
+    found_SQHK = by_distance_SQHL.gather(-1, distance_SQ1K.clamp(0, last).expand(shape))
+    return found_SQHK.masked_fill_((distance_SQ1K < 0) | (distance_SQ1K > last), 0.0)
+
+
 def attend(
-    q_SQHD: Tensor, keys_ZDL: Tensor, values_ZLV: Tensor, mask: Tensor | None, score_modifiers: ScoreModifiers
+    q_SQHD: Tensor,
+    keys_ZDL: Tensor,
+    values_ZLV: Tensor,
+    mask: Tensor | None,
+    score_modifiers: ScoreModifiers,
+    added_SQHL: Tensor | None = None,
 ) -> Tensor:
     """(S, Q, H, V) of scaled queries, in the dtype of the scores, as the keys are; the mask (S or 1, 1, Q, L) or (Q, L),
-    or (K, S, 1, Q, L) of each key head, is added to the scores.
+    or (K, S, 1, Q, L) of each key head, is added to the scores, as `added` is.
     """
     sequences, queries, heads, size = q_SQHD.shape
     matrices, keys = keys_ZDL.shape[0], keys_ZDL.shape[2]
@@ -394,6 +431,9 @@ def attend(
         scores_KSGQL = scores_KSGQL.div_(score_modifiers.softcap).tanh_().mul_(score_modifiers.softcap)
     if score_modifiers.bias_HN is not None:
         scores_KSGQL = scores_KSGQL.add_(score_modifiers.bias_HN[:, :keys].view(kv_heads, 1, shared, 1, keys))
+    if added_SQHL is not None:
+        added_SQKGL = added_SQHL.view(sequences, queries, kv_heads, shared, keys)
+        scores_KSGQL = scores_KSGQL.add_(added_SQKGL.permute(2, 0, 3, 1, 4))
     if mask is not None:
         scores_KSGQL = scores_KSGQL.add_(mask.unsqueeze(0) if mask.dim() == 4 else mask)
     if score_modifiers.sinks_H is not None:

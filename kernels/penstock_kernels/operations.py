@@ -43,7 +43,7 @@ from penstock_kernels.norm import (
     unit_norm,
 )
 from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata, Turn
-from penstock_kernels.rotary import rope, scale_by_position
+from penstock_kernels.rotary import rope, scale_by_logarithm, scale_by_position
 from penstock_kernels.routing import Routing
 from penstock_kernels.sampling import (
     accept_draft_trees,
@@ -63,7 +63,7 @@ from penstock_kernels.sampling import (
     summarize,
 )
 from penstock_kernels.scan import linear_recurrence, selective_scan, weighted_key_values
-from penstock_kernels.score_modifiers import PLAIN, ScoreModifiers
+from penstock_kernels.score_modifiers import PLAIN, DistanceBias, ScoreModifiers
 
 __all__ = [
     "ACTIVATIONS",
@@ -75,6 +75,7 @@ __all__ = [
     "ChunkGroup",
     "CompressionMetadata",
     "DecodeGroup",
+    "DistanceBias",
     "Draws",
     "FewGroup",
     "LogitsSummary",
@@ -133,6 +134,7 @@ __all__ = [
     "rope",
     "rope_and_write",
     "route",
+    "scale_by_logarithm",
     "scale_by_position",
     "score_mask",
     "selective_scan",

@@ -20,6 +20,12 @@ def rope(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
     x_THD.mul_(cos_T1D).addcmul_(turned_THD, sin_T1D)
 
 
+def scale_by_logarithm(q_THD: Tensor, positions_T: Tensor, scale: float, span: int) -> None:
+    """Multiplies each token's queries in place with 1 + scale ln(max(1, (position + 1) / span)): see `scale_by_position`."""
+    spans_T = ((positions_T + 1).float() / span).clamp_min(1.0)
+    q_THD.mul_((torch.log(spans_T) * scale + 1.0).to(q_THD.dtype).view(-1, 1, 1))
+
+
 def scale_by_position(q_THD: Tensor, positions_T: Tensor, scale: float, span: int, offset: int) -> None:
     """Multiplies each token's queries in place with 1 + scale ln(1 + floor((position + offset) / span)).
 

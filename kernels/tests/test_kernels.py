@@ -103,6 +103,17 @@ def test_queries_are_scaled_by_the_spans_before_their_position(dtype: torch.dtyp
     assert_close(q, exact)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_are_scaled_by_the_logarithm_of_their_position(dtype: torch.dtype) -> None:
+    positions = [0, 6, 7, 8, 15, 8191]
+    q = random(len(positions), 3, 4).to(dtype)
+    exact = q.double().clone()
+    for at, position in enumerate(positions):
+        exact[at] *= 1 + 0.3 * math.log(max(1.0, (position + 1) / 8))
+    ops.scale_by_logarithm(q, torch.tensor(positions), 0.3, 8)
+    assert_close(q, exact)
+
+
 def test_experts_chosen_one_by_one_are_weighed_among_those_near_the_best_that_is_left() -> None:
     logits = torch.tensor([[1.0, 0.99, 0.5, -3.0], [2.0, 1.0, 0.999, 0.9985], [-1.0, -1.01, -5.0, -1.03]])
     weights, experts = ops.route(logits, None, ops.Routing(2, one_by_one=0.02))

@@ -39,7 +39,8 @@ class DecoderSteps:
         self.slots, self.device = slots, device
         limits, config = slots.limits, model.config
         self.pages: DevicePages | None = None
-        if has_kernels(device) and not (exact or config.chooses_keys or config.compressions or tables):
+        in_groups = config.chooses_keys or config.has_distances or config.compressions
+        if has_kernels(device) and not (exact or in_groups or tables):
             self.pages = DevicePages(slots, zero_row // BLOCK_SIZE + 1, device)
         tables = limits.tables if tables is None else tables
         # A row in flight may run one token past the longest sequence.

@@ -73,6 +73,8 @@ RECIPES = {
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1",
     "Idefics3ForConditionalGeneration": "vision_language",
+    "InklingForCausalLM": "inkling",
+    "InklingForConditionalGeneration": "inkling",
     "InternVLChatModel": "vision_language",
     "InternVLForConditionalGeneration": "vision_language",
     "Jais2ForCausalLM": "jais2",

@@ -12,7 +12,13 @@ from typing import Any, ClassVar, Literal
 
 from penstock.layers.rope import RopeConfig
 from penstock.models.ngram_config import NgramConfig
-from penstock.models.recurrent_config import CompressedConfig, Compression, RecurrentConfig, StateShape
+from penstock.models.recurrent_config import (
+    CompressedConfig,
+    Compression,
+    RecurrentConfig,
+    SmoothingConfig,
+    StateShape,
+)
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.routing import Routing
 
@@ -30,12 +36,13 @@ class Window:
 @dataclass(frozen=True)
 class Temperature:
     """Queries are multiplied with 1 + scale ln(1 + floor((position + offset) / span)), so that attention over long
-    contexts stays as sharp as over short ones.
+    contexts stays as sharp as over short ones; or, where it is not stepped, with 1 + scale ln(max(1, (position + 1) / span)).
     """
 
     scale: float
     span: int
     offset: int = 0
+    stepped: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class ExpertsConfig:
     count: int
     width: int  # F of one expert
     routing: Routing
+    always: int = 0  # so many of them, the last ones, are chosen for every token
     shared_width: int = 0  # F of the expert that every token goes to; 0: none
     latent: int = (
         0  # experts read and give so many numbers, which matrices make of a token and of their sum; 0: E
@@ -70,6 +78,14 @@ class ExpertsConfig:
     shared_cap: float = 0.0  # the same of the shared expert
     weighs_input: bool = False  # weights are multiplied with what an expert reads, not with what it gives
     by_token: bool = False  # a table says of each token of the vocabulary which experts it goes to
+
+
+@dataclass(frozen=True)
+class DistanceConfig:
+    """What queries say of distances is added to scores (see `ops.DistanceBias`)."""
+
+    rank: int  # numbers of a query and head
+    reach: int  # distances below this have a bias
 
 
 @dataclass(frozen=True)
@@ -194,6 +210,8 @@ class LayerConfig:
     kv_heads: int = 0  # K; 0: the model's
     head_dim: int = 0  # D; 0: the model's
     latent: LatentConfig | None = None  # None: the model's
+    distances: DistanceConfig | None = None
+    smoothing: SmoothingConfig | None = None
     values_are_keys: bool = False  # values are keys before norm and rotation
     choice_of_last: bool = False  # it attends to the keys that the last layer with an indexer has chosen
     keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
@@ -207,8 +225,13 @@ class LayerConfig:
 
     def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
         """What a rank keeps of a sequence for it beside its KV cache. Raises UnusableModel."""
-        kept = [part.states(group) for part in (self.recurrent, self.ngrams) if part is not None]
-        return tuple(itertools.chain.from_iterable(kept))
+        return tuple(itertools.chain.from_iterable(part.states(group) for part in self.parts_with_state))
+
+    @property
+    def parts_with_state(self) -> list[RecurrentConfig]:
+        """What of it keeps a state of a sequence."""
+        parts: list[RecurrentConfig | None] = [self.recurrent, self.ngrams, self.smoothing]
+        return [part for part in parts if part is not None]
 
 
 @dataclass(frozen=True)
@@ -421,7 +444,7 @@ class DecoderConfig:
     @property
     def layers_with_state(self) -> int:
         """See `ModelConfig`."""
-        return sum(layer.recurrent is not None or layer.ngrams is not None for layer in self.layers)
+        return sum(bool(layer.parts_with_state) for layer in self.layers)
 
     @property
     def index_keys(self) -> tuple[int, ...]:
@@ -439,8 +462,7 @@ class DecoderConfig:
     @property
     def mixer_width(self) -> int:
         """Numbers that a layer with a state makes of a token, at most."""
-        parts = [part for layer in self.layers for part in (layer.recurrent, layer.ngrams)]
-        return max((part.width for part in parts if part is not None), default=0)
+        return max((part.width for layer in self.layers for part in layer.parts_with_state), default=0)
 
     @property
     def residual_width(self) -> int:
@@ -474,7 +496,14 @@ class DecoderConfig:
     @property
     def plain_scores(self) -> bool:
         """Whether attention is products and a softmax over keys, the same heads of each layer, and nothing else."""
-        return self.same_heads and not (self.softcap or self.slopes or self.sinks or self.latent)
+        if self.softcap or self.slopes or self.sinks or self.latent:
+            return False
+        return self.same_heads and not self.has_distances
+
+    @property
+    def has_distances(self) -> bool:
+        """Whether queries say of distances what is added to scores."""
+        return any(layer.distances is not None for layer in self.layers)
 
     @property
     def simple_attention(self) -> bool:

@@ -27,7 +27,7 @@ from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.ngram_embeddings import NgramInjection
 from penstock.models.per_layer_inputs import PerLayerEmbedding, PerLayerInput
-from penstock.models.recurrent import Recurrent
+from penstock.models.recurrent import Convolution, Recurrent
 from penstock.models.step import Step
 from penstock.models.streams import AlternatingUpdates, LowRankResidual, StreamEnds
 from penstock.parallel.group import ALONE, TensorGroup
@@ -40,6 +40,17 @@ def opened(gate: OutputGate, gates: Tensor) -> Tensor:
     if gate.function == "sigmoid":
         return gates.sigmoid()
     return F.softplus(gates.float()).to(gates.dtype)
+
+
+class Distances(Module):
+    """What queries say of distances: see `ops.DistanceBias`."""
+
+    def __init__(self, states: Linear, profiles_RL: Tensor) -> None:
+        self.states, self.profiles_RL = states, profiles_RL  # rows: this rank's heads' numbers
+
+    def bias(self, x_TE: Tensor, heads: int) -> ops.DistanceBias:
+        """Of the tokens that attention reads."""
+        return ops.DistanceBias(self.states(x_TE).view(len(x_TE), heads, -1), self.profiles_RL)
 
 
 class Attention(Module):
@@ -67,6 +78,8 @@ class Attention(Module):
         self.indexer: BlockIndexer | HeadBlockIndexer | None = (
             None  # where queries attend to chosen blocks of keys alone
         )
+        self.distances: Distances | None = None
+        self.smoothing: Convolution | None = None  # of keys and values
         # Its rows are as this layer has them, and nothing is behind them.
         self.own_cache = config.same_heads and config.index is None
         self.values_are_keys, self.writes = choice.values_are_keys, choice.keys_of is None
@@ -100,6 +113,9 @@ class Attention(Module):
         heads_TD = qkv_TO.view(tokens, -1, self.head_dim)
         if self.writes and self.values_are_keys:
             heads_TD = torch.cat((heads_TD, heads_TD[:, heads:]), 1)
+        if self.smoothing is not None:
+            kv_TJD = heads_TD[:, heads : heads + 2 * kv_heads]
+            kv_TJD.copy_(self.smoothing(kv_TJD.flatten(1), step, cache).view(kv_TJD.shape))
         q_THD, k_TKD = heads_TD[:, :heads], heads_TD[:, heads : heads + kv_heads]
         if not self.norms_rotated:
             self._normalise(q_THD, k_TKD)
@@ -123,20 +139,31 @@ class Attention(Module):
                 self._normalise(q_THD, k_TKD)
             if self.writes:
                 ops.write_kv(heads_TD[:, heads : heads + 2 * kv_heads], rows_NJD, slot_mapping_T)
-        if self.temperature is not None:
-            heat = self.temperature
-            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
+        modifiers = self.score_modifiers
+        if self.distances is not None:
+            bias = self.distances.bias(x_TE, heads)
+            modifiers = replace(modifiers, distances=bias)
+            self._heat(bias.states_THR, step)
+        self._heat(q_THD, step)
         chosen = None
         if self.indexer is not None and self.rope is not None:
             chosen = self.indexer.choose(x_TE, step, self.rope, cache.rows_NJD, slot_mapping_T, attention)
         attended_THD = x_TE.new_empty(tokens, heads, self.head_dim)
-        ops.paged_attention(
-            q_THD, rows_NJD, attention, self.scale, attended_THD, self.score_modifiers, chosen
-        )
+        ops.paged_attention(q_THD, rows_NJD, attention, self.scale, attended_THD, modifiers, chosen)
         if self.output_gate is not None:
             gates = heads_TD[:, heads + 2 * kv_heads :] if self.gate is None else self.gate(x_TE)
             attended_THD *= opened(self.output_gate, gates).view(tokens, heads, -1)
         return attended_THD.view(tokens, heads * self.head_dim)
+
+    def _heat(self, q_THD: Tensor, step: Step) -> None:
+        """In place, where the layer has a temperature."""
+        heat = self.temperature
+        if heat is None:
+            return
+        if heat.stepped:
+            ops.scale_by_position(q_THD, step.positions_T, heat.scale, heat.span, heat.offset)
+        else:
+            ops.scale_by_logarithm(q_THD, step.positions_T, heat.scale, heat.span)
 
     def _normalise(self, q_THD: Tensor, k_TKD: Tensor) -> None:
         """In place, where the layer does."""
@@ -384,6 +411,9 @@ class Layer(Module):
     attention_hyper: HyperConnection | MixingConnection | LowRankConnection | None = None
     feed_forward_hyper: HyperConnection | MixingConnection | LowRankConnection | None = None
     ngrams: NgramInjection | None = None
+    # Of what the branches give.
+    attention_smoothing: Convolution | None = None
+    feed_forward_smoothing: Convolution | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -399,6 +429,7 @@ class Layer(Module):
             and self.beside is None
             and self.per_layer is None
             and self.scale_1 is None
+            and self.attention_smoothing is self.feed_forward_smoothing is None
         )
 
 
@@ -563,12 +594,20 @@ class Decoder(Module):
             residual_TE = read_TE if self.config.residual_normed else x_TE
             if layer.attention_residual != 1.0:
                 residual_TE = residual_TE * layer.attention_residual
-            x_TE = self._add(residual_TE, given, layer.attention, layer.attention_out_norm)
+            smooth = layer.attention_smoothing
+            if smooth is None:
+                x_TE = self._add(residual_TE, given, layer.attention, layer.attention_out_norm)
+            else:
+                given_TE = smooth(self._given(given, layer.attention), step, cache)
+                x_TE = residual_TE + given_TE.to(residual_TE.dtype)
         if layer.feed_forward is None:
             return x_TE
         read_TE = x_TE if layer.feed_forward_norm is None else layer.feed_forward_norm(x_TE)
         given = layer.feed_forward(read_TE)
         residual_TE = read_TE if self.config.residual_normed else x_TE
+        smooth = layer.feed_forward_smoothing
+        if smooth is not None:
+            return residual_TE + smooth(self._given(given, layer.feed_forward), step, cache).to(x_TE.dtype)
         if layer.feed_forward_residual != 1.0:
             residual_TE = residual_TE * layer.feed_forward_residual
         return self._add(residual_TE, given, layer.feed_forward, layer.feed_forward_out_norm, layer.beside)

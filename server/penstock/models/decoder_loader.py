@@ -58,6 +58,7 @@ class Loader:
         if config.layer_windows:
             self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
             self.kv_heads = group.key_heads(config.kv_heads)
+        self.further_head_rows = 0  # of the head in the checkpoint, of tokens that are none
         self.quantizer: Quantizer | None = None
 
     def load(self) -> Decoder:
@@ -125,7 +126,7 @@ class Loader:
                 ends.embedding_norm = self.norm(self.prefix + keys.embedding_norm, config.width)
         if self.group.is_last_stage:
             if not config.tied_head:
-                ends.head = Linear(table(self.head))
+                ends.head = Linear(table(self.head, self.further_head_rows))
             elif ends.embedding is not None:
                 ends.head = Linear(ends.embedding.weight_VE)
             else:

@@ -120,6 +120,11 @@ class EncoderDecoderConfig:
         return True
 
     @property
+    def has_distances(self) -> bool:
+        """See ModelConfig."""
+        return False
+
+    @property
     def chooses_keys(self) -> bool:
         """None do."""
         return False

@@ -51,7 +51,6 @@ NOT_SERVED = {
     "cpmant": "lets every token of a prompt see those after it, so that nothing of a text stays as it was when a token is added",
     "inkling2_text": "adds to the scores of attention what a query says of each distance, and to their sum a sink of each token's own, which no "
     "kernel of the paged cache knows",
-    "inkling_text": "adds to the scores of attention what a query says of each distance, which no kernel of the paged cache knows",
     "prophetnet": "predicts several tokens at once, in streams that no kernel of the paged cache knows",
     "reformer": "attends to keys of the same hash, in chunks that depend on how long a text is",
     "xlm": "lets every token see those after it unless it is made for text alone (causal), and does not call attention through transformers' interface",
@@ -85,6 +84,7 @@ class FallbackConfig:
     default_start: int | None = None
     compressions: tuple[()] = ()
     chooses_keys: bool = False
+    has_distances: bool = False
     past_numbers: int = 0
 
     @property

@@ -125,6 +125,10 @@ class ModelConfig(Protocol):
         """Whether attention is products and a softmax over keys, and nothing else."""
 
     @property
+    def has_distances(self) -> bool:
+        """Whether queries say of distances what is added to scores."""
+
+    @property
     def chooses_keys(self) -> bool:
         """Whether queries attend to chosen keys alone."""
 

@@ -112,6 +112,7 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             f"limited gates of {config.activation}",
         ),
         (any(one.cap or one.shared_cap for one in experts), "capped gates"),
+        (config.has_distances, "biases by distance that queries make"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),

@@ -34,15 +34,15 @@ OPENED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Convolution(Module):
-    """A causal convolution of each channel, whose state is the first of a layer."""
+    """A causal convolution of each channel. `place`: of its state among those of a layer."""
 
-    def __init__(self, weight_WC: Tensor, bias_C: Tensor | None) -> None:
-        self.weight_WC, self.bias_C = weight_WC, bias_C  # fp32
+    def __init__(self, weight_WC: Tensor, bias_C: Tensor | None, place: int = 0) -> None:
+        self.weight_WC, self.bias_C, self.place = weight_WC, bias_C, place  # fp32
 
     def __call__(self, x_TC: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C) in fp32."""
         assert step.states is not None, "made for models with recurrent layers"
-        return ops.causal_conv(x_TC, self.weight_WC, self.bias_C, cache.states[0], step.states)
+        return ops.causal_conv(x_TC, self.weight_WC, self.bias_C, cache.states[self.place], step.states)
 
 
 class ShortConv(Module):

@@ -128,6 +128,29 @@ class ShortConvConfig:
 
 
 @dataclass(frozen=True)
+class SmoothingConfig:
+    """Causal convolutions of keys and values, and of what attention and the feed-forward layer give, each added to what it reads
+    (Inkling). All ranks have the whole of the latter two.
+    """
+
+    kv_heads: int
+    head_dim: int
+    hidden: int  # E
+    kernel: int
+
+    @property
+    def width(self) -> int:
+        """See RecurrentConfig."""
+        return 4 * max(2 * self.kv_heads * self.head_dim, self.hidden)
+
+    def states(self, group: TensorGroup) -> tuple[StateShape, ...]:
+        """See RecurrentConfig."""
+        mine = 2 * len(group.key_heads(self.kv_heads)) * self.head_dim
+        widths = (mine, self.hidden, self.hidden)
+        return tuple(StateShape((self.kernel - 1, width), False) for width in widths)
+
+
+@dataclass(frozen=True)
 class DeltaConfig:
     """Gated delta rule (Qwen3-Next): each key head serves value_heads / key_heads value heads after one another."""
 
