@@ -69,10 +69,11 @@ def vocabulary_of(config: dict[str, Any]) -> int:
 
 
 def with_text(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The configuration with these changes to its text model."""
+    """The configuration with these changes to its text model. All tokens of another vocabulary are real."""
     if "text_config" in config:
-        return {**config, "text_config": {**config["text_config"], **changes}}
-    return {**config, **changes}
+        return {**config, "text_config": with_text(config["text_config"], **changes)}
+    kept = {name: value for name, value in config.items() if name != "unpadded_vocab_size"}
+    return {**(kept if "vocab_size" in changes else config), **changes}
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -452,6 +453,19 @@ FAMILIES |= (
             FAMILIES["Qwen 1.5, Qwen 2"],
             {"model_type": "siglip_vision_model"},
         ),
+        "DeepSeek-VL": with_images(
+            "DeepseekVLForConditionalGeneration", "deepseek_vl", FAMILIES["LLaMA 2"], {}
+        ),
+        "Idefics 2": with_images("Idefics2ForConditionalGeneration", "idefics2", FAMILIES["Mistral"], {}),
+        "LightOnOCR": with_images(
+            "LightOnOcrForConditionalGeneration", "lighton_ocr", FAMILIES["Qwen 3"], {"head_dim": 16}
+        ),
+        "MiniCPM-OCR": with_images(
+            "MiniCPMOcrForConditionalGeneration", "minicpm_ocr", FAMILIES["Qwen 3.5"], {}
+        ),
+        "VideoLLaMA 3": with_images(
+            "VideoLlama3ForConditionalGeneration", "video_llama_3", FAMILIES["Qwen 1.5, Qwen 2"], {}
+        ),
         "Ovis 2": with_images("Ovis2ForConditionalGeneration", "ovis2", FAMILIES["Qwen 1.5, Qwen 2"], {}),
     }
     | VISION_LANGUAGE
@@ -471,7 +485,16 @@ FAMILIES |= (
 LONG_TAIL = frozenset(
     {
         *("Nemotron 3 Omni", "LFM2-VL", "LFM3-VL", "MiniCPM-V 4.6", "MiniCPM-V 4.7", "SmolVLM", "Idefics 3"),
-        *("LLaVA-OneVision", "Ovis 2", "EXAONE 4.5"),
+        *(
+            "LLaVA-OneVision",
+            "Ovis 2",
+            "EXAONE 4.5",
+            "DeepSeek-VL",
+            "Idefics 2",
+            "LightOnOCR",
+            "MiniCPM-OCR",
+            "VideoLLaMA 3",
+        ),
         *("Qwen2-VL", "Qwen3-VL-MoE", "GLM-4.5V, GLM-4.6V", "InternVL 3 (Qwen 2)", "InternVL 3.5 (Qwen 3)"),
         *(
             "LLaVA 1.5 (Llama)",

@@ -13,7 +13,7 @@ from penstock.models.recipes.fields import Fields
 TOWERS = (
     "vision_tower|vision_model|vision_encoder|visual|image_newline|audio_tower|audio_model|audio_encoder|audio_adapter|embed_vision|embed_audio"
     "|vision_embed_tokens|vision_final_layernorm|vqmodel|vision_embedder|visual_embeddings_table|sound_encoder|sound_projection"
-    "|multi_modal_projector|mm_projector|patch_merge_mlp|connector|merger|mlp1|mtp"
+    "|multi_modal_projector|mm_projector|vision_projection|projector|aligner|patch_merge_mlp|connector|merger|mlp1|mtp"
 )
 
 

@@ -72,6 +72,7 @@ SAID_BY_CODE: dict[str, dict[str, Any]] = {
 
 # The text model of a family that does not name it.
 UNNAMED = {
+    "deepseek_vl": "llama",
     "emu3": "emu3_text_model",
     "exaone4_5": "exaone4",
     "fuyu": "persimmon",
@@ -80,6 +81,7 @@ UNNAMED = {
     "gemma4_unified": "gemma4_unified_text",
     "glm4v": "glm4v_text",
     "got_ocr2": "qwen2",
+    "idefics2": "mistral",
     "idefics3": "llama",
     "glm4v_moe": "glm4v_moe_text",
     "internvl": "qwen2",
@@ -87,10 +89,12 @@ UNNAMED = {
     "kimi_k25": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "lfm3_vl": "lfm3",
+    "lighton_ocr": "qwen3",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
+    "minicpm_ocr": "qwen3_5_text",
     "minicpmv4_6": "qwen3_5_text",
     "minicpmv4_7": "qwen3_5_text",
     "mistral3": "mistral",
@@ -101,6 +105,7 @@ UNNAMED = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "video_llama_3": "qwen2",
 }
 
 
