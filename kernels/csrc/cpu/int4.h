@@ -27,43 +27,21 @@ INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
     }
 }
 
+// Up to so many rows int4 is brought to int8 piece by piece, for 16 rows at a time; for more of them whole columns are.
+#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+constexpr int kInt4Few = 32;
+#else
+constexpr int kInt4Few = 16;
+#endif
+
 #if defined(PENSTOCK_AVX512)
-// Loads once: GCC would load anew for each use, and a register is as much as Zen 4 loads in a cycle.
-INLINE __m512i load_once(const uint8_t *from) {
-    __m512i x = _mm512_loadu_si512(from);
-    asm("" : "+v"(x));
-    return x;
-}
-
-// What `int4_rows` begins a group's sums with: less 8 times the sum of its inputs. (rows, tiles, 4): of groups 0, 2, 1 and 3.
-template <int rows>
-INLINE void sum_int4_groups(const uint8_t *a, long a_bytes, int tiles, int32_t *sums) {
-    // Sums of bytes without a sign; those with one are turned for that, by 128 each.
-    const __m512i turn = _mm512_set1_epi8(kIsTurned ? 0 : -128);
-    const __m128i turned = _mm_set1_epi32(kIsTurned ? 0 : 128 * PENSTOCK_INT4_GROUP);
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < tiles; k++, sums += 4) {
-            const uint8_t *const x = a + r * a_bytes + (long)k * PENSTOCK_INT4_INPUTS;
-            const __m512i zero = _mm512_setzero_si512();
-            const __m512i lower = _mm512_sad_epu8(_mm512_xor_si512(_mm512_loadu_si512(x), turn), zero);
-            const __m512i upper = _mm512_sad_epu8(_mm512_xor_si512(_mm512_loadu_si512(x + 64), turn), zero);
-            const __m512i halves =
-                _mm512_add_epi64(_mm512_unpacklo_epi64(lower, upper), _mm512_unpackhi_epi64(lower, upper));
-            const __m512i both = _mm512_add_epi64(halves, _mm512_shuffle_i64x2(halves, halves, 0xb1));
-            const __m128i four = _mm512_castsi512_si128(_mm512_permutexvar_epi32(
-                _mm512_castsi128_si512(_mm_setr_epi32(0, 2, 8, 10)), both));
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(sums), _mm_slli_epi32(_mm_sub_epi32(turned, four), 3));
-        }
-}
-
-// One or two rows times a column of int4. A group's numbers are multiplied as they are, from 0 to 15, less 8 times the sum of its
-// inputs (`sums`), and what comes of it by the group's factor: the whole numbers that come of int8 tiles. Columns
+// One or two rows times a column of int4. A group's numbers are multiplied as they are, from 0 to 15; then 8 times the sum of
+// its inputs is taken off, and what is left multiplied by the group's factor: the whole numbers that come of int8 tiles. Columns
 // are short: several side by side would be as many streams, and what the processor fetches beyond each one's end is lost. `step`:
 // from this column to the one that is multiplied next.
 template <int rows>
-INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int tiles, long step, const int32_t *sums,
-                      float *c) {
-    const __m512i nibbles = _mm512_set1_epi8(15);
+INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int tiles, long step, float *c) {
+    const __m512i nibbles = _mm512_set1_epi8(15), eights = _mm512_set1_epi8(8);
     // Of a number without a sign and one with: inputs have none where they are turned.
     const auto add = [](__m512i sum, __m512i inputs, __m512i numbers) {
         return kIsTurned ? _mm512_dpbusd_epi32(sum, inputs, numbers) : _mm512_dpbusd_epi32(sum, numbers, inputs);
@@ -74,17 +52,13 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
         const uint8_t *const ahead = ahead_of(column, k, tiles, PENSTOCK_INT4_BYTES, step);
         fetch_ahead(ahead + 1024, 64);
         for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
-            __m512i low[rows], high[rows];
-            for (int r = 0; r < rows; r++) {
-                const int32_t *const of_group = sums + ((long)r * tiles + k) * 4 + half * 2;
-                low[r] = _mm512_set1_epi32(of_group[0]), high[r] = _mm512_set1_epi32(of_group[1]);
-            }
+            __m512i low[rows] = {}, high[rows] = {}, low_inputs[rows] = {}, high_inputs[rows] = {};
             const long group = (long)k * PENSTOCK_INT4_INPUTS + half * 32;
 #pragma GCC unroll 8
             for (int p = 0; p < 8; p++) {
                 // A line with each line: many at once would have those wait that are needed now.
                 fetch_ahead(ahead + half * 512 + p * 64, 64);
-                const __m512i both = load_once(tile + 64 + half * 512 + p * 64);
+                const __m512i both = _mm512_loadu_si512(tile + 64 + half * 512 + p * 64);
                 const __m512i first = _mm512_and_si512(both, nibbles);
                 const __m512i second = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
                 for (int r = 0; r < rows; r++) {
@@ -93,6 +67,8 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
                     const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
                     const __m512i y =
                         _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS));
+                    low_inputs[r] = add(low_inputs[r], x, eights);
+                    high_inputs[r] = add(high_inputs[r], y, eights);
                     low[r] = add(low[r], x, first);
                     high[r] = add(high[r], y, second);
                 }
@@ -101,8 +77,10 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
             const __m512i low_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors));
             const __m512i high_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + 2));
             for (int r = 0; r < rows; r++) {
-                sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(low[r], low_factor));
-                sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(high[r], high_factor));
+                const __m512i of_low = _mm512_sub_epi32(low[r], low_inputs[r]);
+                const __m512i of_high = _mm512_sub_epi32(high[r], high_inputs[r]);
+                sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(of_low, low_factor));
+                sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(of_high, high_factor));
             }
         }
     }
@@ -113,12 +91,20 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
 #if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
 constexpr int kInt4Rows = 8;  // whose sums with two columns leave registers for what tiles are brought to int8 with
 
-// Rows times one or two columns of int4, which become int8 in registers: written to memory and read again they would cost as
-// much as the products of eight rows where registers are stored by halves (Zen 4). `steps`: of each column, from it to the
-// one that is multiplied next in its place; 0: none is asked for.
+// Loads once: GCC would load anew for each use, and Zen 4 loads one such register in a cycle.
+INLINE __m512i load_once(const uint8_t *from) {
+    __m512i x = _mm512_loadu_si512(from);
+    asm("" : "+v"(x));
+    return x;
+}
+
+// Rows times one or two columns of int4, `k_tiles` times 64 inputs, which become int8 in registers: written to memory
+// and read again they cost half of what products of eight rows do where registers are stored by halves (Zen 4).
+// `step`: from each column to the one that is multiplied next in its place.
 template <int rows, int count>
-INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int tiles, const long *steps,
+INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int k_tiles, long step,
                        float *c) {
+    const int tiles = (k_tiles + 1) / 2;
     const __m512i nibbles = _mm512_set1_epi8(15);
     __m512i sum[rows][count];
     for (int r = 0; r < rows; r++)
@@ -127,7 +113,7 @@ INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *col
         const uint8_t *tile[count], *ahead[count];
         for (int i = 0; i < count; i++) {
             tile[i] = columns[i] + (long)k * PENSTOCK_INT4_BYTES;
-            ahead[i] = ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, steps[i]);
+            ahead[i] = ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step);
             fetch_ahead(ahead[i] + 1024, 64);
         }
         for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
@@ -147,20 +133,21 @@ INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *col
                 for (int i = 0; i < count; i++) {
                     fetch_ahead(ahead[i] + half * 512 + p * 64, 64);
                     const __m512i both = load_once(tile[i] + 64 + half * 512 + p * 64);
-                    // Two numbers up to 15 in 16 bits, times up to 15: the lower one does not reach the upper one's byte.
+                    // Two numbers up to 15 in 16 bits, times up to 15: the lower does not reach the upper one's byte.
                     const __m512i low = _mm512_and_si512(both, nibbles);
                     const __m512i high = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
                     numbers[0][i] = _mm512_sub_epi8(_mm512_mullo_epi16(low, factors[0][i]), eights[0][i]);
                     numbers[1][i] = _mm512_sub_epi8(_mm512_mullo_epi16(high, factors[1][i]), eights[1][i]);
                 }
-                for (int upper = 0; upper < 2; upper++)
+                for (int upper = 0; upper < 2; upper++) {
+                    if (2 * k + upper == k_tiles) continue;
                     for (int r = 0; r < rows; r++) {
-                        // Beyond the inputs there are other bytes, and weights of 0.
                         const uint8_t *quad = inputs + r * a_bytes + upper * PENSTOCK_BYTE_INPUTS + p * 4;
                         const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
                         for (int i = 0; i < count; i++)
                             sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, numbers[upper][i]);
                     }
+                }
             }
         }
     }
@@ -169,24 +156,23 @@ INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *col
 }
 
 template <int count, int most>
-INLINE void some_int4_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int tiles,
-                           const long *steps, float *c) {
+INLINE void some_int4_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int k_tiles,
+                           long step, float *c) {
     if constexpr (most > 0) {
         if (rows == most)
-            int4_block<most, count>(a, a_bytes, columns, tiles, steps, c);
+            int4_block<most, count>(a, a_bytes, columns, k_tiles, step, c);
         else
-            some_int4_rows<count, most - 1>(a, a_bytes, rows, columns, tiles, steps, c);
+            some_int4_rows<count, most - 1>(a, a_bytes, rows, columns, k_tiles, step, c);
     }
 }
 
 // Up to 16 rows, in equal parts; the first brings the columns from far.
 template <int count>
-SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int tiles,
-                          const long *steps, float *c) {
-    constexpr long none[2] = {};
+SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int k_tiles,
+                          long step, float *c) {
     for (int row = 0, parts = (rows + kInt4Rows - 1) / kInt4Rows; row < rows; parts--) {
         const int some = (rows - row + parts - 1) / parts;
-        some_int4_rows<count, kInt4Rows>(a + row * a_bytes, a_bytes, some, columns, tiles, row == 0 ? steps : none,
+        some_int4_rows<count, kInt4Rows>(a + row * a_bytes, a_bytes, some, columns, k_tiles, row == 0 ? step : 0,
                                          c + row * 16);
         row += some;
     }

@@ -190,22 +190,13 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
 // Tiles of int4 of a column that are brought to int8 at once for few rows: two columns are half of the first cache.
 constexpr int kInt4Near = 4;
 
-// Products of up to 16 rows with columns of int4, brought to int8 piece by piece at `unpacked`, or of one or two rows as
-// they are.
+// Products of up to 16 rows with columns of int4, brought to int8 piece by piece, with AVX-512 in registers and else at
+// `unpacked`; or of one or two rows as they are.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
                          int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
     const int tiles = (k_tiles + 1) / 2;
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
     if (rows <= 2) {
-#if defined(PENSTOCK_AVX512)
-        int32_t *const group_sums = reinterpret_cast<int32_t *>(unpacked);
-        if (rows == 1)
-            sum_int4_groups<1>(a, args.source_bytes, tiles, group_sums);
-        else
-            sum_int4_groups<2>(a, args.source_bytes, tiles, group_sums);
-#else
-        constexpr const int32_t *group_sums = nullptr;
-#endif
         // Of a gated layer gates are multiplied first, which lie one behind the other, and then what they open.
         const bool are_pairs = args.epilogue == PENSTOCK_GATE && count == 4;
         int order[kMostTiles];
@@ -215,9 +206,9 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
             const long to_next = i + 1 < count ? columns[order[i + 1]] - column : columns[0] + step - column;
             float *const to = sums + order[i] * kBlockFloats;
             if (rows == 1)
-                int4_rows<1>(a, args.source_bytes, column, tiles, to_next, group_sums, to);
+                int4_rows<1>(a, args.source_bytes, column, tiles, to_next, to);
             else
-                int4_rows<2>(a, args.source_bytes, column, tiles, to_next, group_sums, to);
+                int4_rows<2>(a, args.source_bytes, column, tiles, to_next, to);
         }
         return;
     }
@@ -225,11 +216,10 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
 #if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
     for (int i = 0; i < count; i += 2) {
         const long to_next = i + 2 < count ? columns[i + 2] - columns[i] : columns[0] + step - columns[i];
-        const long steps[2] = {to_next, to_next};
         if (i + 1 < count)
-            int4_blocks<2>(a, args.source_bytes, rows, columns + i, tiles, steps, sums + i * kBlockFloats);
+            int4_blocks<2>(a, args.source_bytes, rows, columns + i, k_tiles, to_next, sums + i * kBlockFloats);
         else
-            int4_blocks<1>(a, args.source_bytes, rows, columns + i, tiles, steps, sums + i * kBlockFloats);
+            int4_blocks<1>(a, args.source_bytes, rows, columns + i, k_tiles, to_next, sums + i * kBlockFloats);
     }
 #else
     const uint8_t *from[kMostTiles];
@@ -300,7 +290,7 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
     const uint8_t *columns[kMostTiles];
     for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
     uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
-    if (is_int4 && args.rows > 16) {
+    if (is_int4 && args.rows > kInt4Few) {
         // Two columns whole, for all rows.
         const int64_t unpacked_bytes = (int64_t)(k_tiles + 1) / 2 * 2 * kTileBytes;
         for (int i = 0; i < count; i++) {
@@ -350,7 +340,8 @@ void linear(const LinearArgs &args, const Work &work) {
     const int half = all_tiles / 2;
     const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
     const int64_t chunks = (args.rows + kRowsInChunk - 1) / kRowsInChunk;
-    const bool is_unpacked_whole = (args.format == PENSTOCK_FORMAT_INT4 || group_of(args.format)) && args.rows > 16;
+    const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 ? args.rows > kInt4Few
+                                                                       : group_of(args.format) && args.rows > 16;
     // All rows of a stream pass while it is read: two columns leave registers for more of them than four do.
     const bool is_two = is_unpacked_whole || (kRowsAtOnce<4> < args.rows && args.rows <= kRowsAtOnce<2>);
     const int units_at_once = units * chunks >= 16 * work.members && !is_two ? 2 : 1;

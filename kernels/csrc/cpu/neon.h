@@ -230,10 +230,9 @@ INLINE void add_groups(int32x4_t (*sum)[4], int32x4_t (*of_group)[4], const uint
 }
 
 // One or two rows times a column of int4. A group's numbers are multiplied as they are, from 0 to 15, less 8 times the sum
-// of its inputs, which is taken here, and what comes of it by the group's factor.
+// of its inputs, and what comes of it by the group's factor.
 template <int rows>
-COLUMNS void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int tiles, long step, const int32_t *,
-                       float *c) {
+COLUMNS void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int tiles, long step, float *c) {
     int32x4_t sum[rows][4];
 #pragma GCC unroll 2
     for (int r = 0; r < rows; r++)
