@@ -501,6 +501,8 @@ class Decodes:
         self._arguments = (handle, self._step, *shape, *now, made)
         self._call = library.penstock_cpu_decode
         self._mask_of_row_S = np.full(most, -1, np.int32)
+        self._of_rows_at = address(self._mask_of_row_S)
+        self._masked: I64 | None = None  # the rows that it has
         self._shape, self._outputs = shape, (*outputs, made)
         self._handle = handle
         self._choose = library.penstock_cpu_choose
@@ -531,18 +533,22 @@ class Decodes:
         succeeded(self._call(*self._arguments))
 
     def choose(self, masks: RowMasks) -> None:
-        """The rest of a step that awaited masks. Raises RankLost."""
+        """The rest of a step that awaited masks. Raises RankLost. Where `rows` of the masks are the same array as in the last step, so are the
+        step's tokens and draws."""
         rows = self._step.tokens
-        words_MW, of_row_S = np.ascontiguousarray(masks.words_MW), self._mask_of_row_S[:rows]
-        of_row_S[:] = -1
-        of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
-        at, words, draws, made = address(words_MW), words_MW.shape[1], self._draws, self._made
-        if draws is not None and made is not None:
-            drawn = draws.rows[: made.count]
-            drawn["mask"] = of_row_S[drawn["row"]]
+        words_MW, draws, made = np.ascontiguousarray(masks.words_MW), self._draws, self._made
+        if masks.rows is not self._masked:
+            of_row_S, self._masked = self._mask_of_row_S[:rows], masks.rows
+            of_row_S[:] = -1
+            of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
+            if draws is not None and made is not None:
+                drawn = draws.rows[: made.count]
+                drawn["mask"] = of_row_S[drawn["row"]]
+        at, words = address(words_MW), words_MW.shape[1]
+        if made is not None:
             made.masks, made.mask_words = at, words
         logits, stride, columns = self._shape
-        of_masks = at, words, address(of_row_S)
+        of_masks = at, words, self._of_rows_at
         succeeded(self._choose(self._handle, logits, stride, rows, columns, *of_masks, *self._outputs))
 
 

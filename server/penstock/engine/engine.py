@@ -503,7 +503,7 @@ class Engine:
         began = time.perf_counter_ns()
         plan, masks = launched.plan, None
         if columns is not None:
-            masks = self._masks(plan, repeats.rows_S, columns)
+            masks = repeats.masks(plan, columns)
         taken = repeats.take(plan, masks)
         self.last_sampled[plan.slots] = taken.last_tokens_R
         paths = taken.paths
@@ -521,15 +521,14 @@ class Engine:
         if self.threads is None:
             return
         plan, counts = launched.plan, launched.plan.counts
-        attended = int((counts * plan.positions + counts * (counts + 1) // 2).sum())
+        tokens = len(plan.slots)
+        if plan.goes_on and not len(plan.drafts):
+            attended = int(plan.positions.sum()) + tokens
+        else:
+            attended = int((counts * plan.positions + counts * (counts + 1) // 2).sum())
+            tokens = int(counts.sum())
         took = launched.prepare_ns + launched.forward_ns + launched.sample_ns
-        self.threads.end(int(counts.sum()), attended, took)
-
-    def _masks(self, plan: Plan, rows_S: I64, columns: MaskColumns) -> Masks:
-        """Of samples of these rows. Raises BadPlan for columns that are not theirs."""
-        masks = Masks.of(np.flatnonzero(plan.flags[rows_S] & MASKED), columns, self.limits.vocab_size)
-        # What a row samples behind its drafts a bias or a held end may forbid, though it is the only token.
-        return masks.with_only_in_words(np.append(rows_S[1:] != rows_S[:-1], True))
+        self.threads.end(tokens, attended, took)
 
     def choose(self, launched: Launched, columns: MaskColumns | None) -> None:
         """Samples in a step whose model has been launched. `columns`: its masks. Raises BadPlan where they are not."""
@@ -544,7 +543,9 @@ class Engine:
             self._take(launched, unsampled, columns)
             return
         began, indices = time.perf_counter_ns(), unsampled.indices
-        masks = None if columns is None else self._masks(plan, indices.sample_rows, columns)
+        masks = None
+        if columns is not None:
+            masks = Masks.of_plan(plan, indices.sample_rows, columns, self.limits.vocab_size)
         sampled = prompt = None
         if self.group.is_last_stage:
             if unsampled.logits_SV is not None:

@@ -13,7 +13,7 @@ from penstock.engine.columns import F32, I64
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.native_sampling import NativeSampler, RepeatedDraws
 from penstock.engine.native_steps import paths_of, places_of
-from penstock.engine.plan import MASKED, Plan
+from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.engine.slot_sampling import NO_SAMPLES, Masks, Sampled
 from penstock.engine.slots import SlotTable
 from penstock.models.native import NativeModel
@@ -48,7 +48,9 @@ class Repeats:
         self._native, self._sampler, self._table = native, sampler, table
         self._samples, self._slots = samples, np.ascontiguousarray(plan.slots, np.int64)
         rows, most = len(plan.slots), table.limits.max_step_drafts
-        is_masked = bool((plan.flags & MASKED).any())
+        self._masked_R = np.flatnonzero(plan.flags & MASKED)
+        self._only_words = np.full(len(self._masked_R), OF_WORDS, np.uint32).tobytes()
+        is_masked = len(self._masked_R) > 0
         self.awaits_masks = is_masked and samples
         # Other ranks are told what was sampled, and not which drafts have no mask behind them.
         self._may_verify = most > 0 and not (is_masked and native.group.size > 1)
@@ -129,6 +131,17 @@ class Repeats:
         """The step that was begun, but for the choice where masks are awaited."""
         self._native.run_decodes(self._now.decodes, len(self.rows_S), self._drawn)
 
+    def masks(self, plan: Plan, columns: MaskColumns) -> Masks:
+        """Of the step that was run. Raises BadPlan for columns that are not its masks."""
+        vocabulary, masked_R = self._table.limits.vocab_size, self._masked_R
+        # Mostly rows have no drafts, and each a mask. Behind a pass little of what numpy needs is in a cache, and every call counts.
+        are_words = not len(plan.drafts) and columns.only.tobytes() == self._only_words
+        if are_words and len(columns.words) == len(masked_R) * -(-vocabulary // 32):
+            words_MW = columns.words.view(np.int32).reshape(len(masked_R), -1)
+            if words_MW.any(axis=1).all():
+                return Masks(masked_R, words_MW)
+        return Masks.of_plan(plan, self.rows_S, columns, vocabulary)
+
     def take(self, plan: Plan, masks: Masks | None) -> Taken:
         """What was sampled, or is with these masks."""
         decodes, draws, rows_S = self._now.decodes, self._now.draws, self.rows_S
@@ -136,7 +149,9 @@ class Repeats:
         if masks is not None:
             self._native.choose(decodes, masks)
             samples, only = masks.only
-            tokens_S[samples], skipped = only, masks.skipped
+            if len(samples):
+                tokens_S[samples] = only
+            skipped = masks.skipped
         paths = kept_S = None
         last_tokens_R = tokens_S
         if len(plan.drafts):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.columns import F32, I32, I64, U64, Bools
-from penstock.engine.plan import NO_TOKEN, OF_WORDS, MaskColumns, Starts
+from penstock.engine.plan import MASKED, NO_TOKEN, OF_WORDS, MaskColumns, Plan, Starts
 from penstock.errors import BadPlan
 from penstock_kernels.program import Array
 
@@ -142,10 +142,19 @@ class Masks:
             raise BadPlan(f"masks.only: token {tokens.max()} of {vocab_size}")
         return cls(samples[listed], words_MW, samples[skips], (samples[is_only], tokens))
 
-    def with_only_in_words(self, some: Bools | None = None) -> "Masks":
-        """The same, where what may be one token has a mask of one bit. `some` (S,): of these samples; None: of all."""
+    @classmethod
+    def of_plan(cls, plan: Plan, rows_S: I64, columns: MaskColumns, vocab_size: int) -> "Masks":
+        """Of a step whose samples are of these rows of the plan. Raises BadPlan for columns that are not theirs."""
+        masks = cls.of(np.flatnonzero(plan.flags[rows_S] & MASKED), columns, vocab_size)
+        if len(masks.only[0]):
+            # What a row samples behind its drafts a bias or a held end may forbid, though it is the only token.
+            masks = masks.with_only_in_words(np.append(rows_S[1:] != rows_S[:-1], True))
+        return masks
+
+    def with_only_in_words(self, some: Bools) -> "Masks":
+        """The same, where what may be one token has a mask of one bit. `some` (S,): of these samples."""
         samples, tokens = self.only
-        chosen = np.ones(len(samples), np.bool_) if some is None else some[samples]
+        chosen = some[samples]
         if not chosen.any():
             return self
         kept = (samples[~chosen], tokens[~chosen])
