@@ -18,7 +18,7 @@ from driver import Driver
 from penstock import tiny
 from penstock.engine.draft_trees import DraftTrees, draft_trees
 from penstock.engine.engine import NOTHING_LEFT
-from penstock.engine.plan import Plan
+from penstock.engine.plan import OF_WORDS, MaskColumns, Plan
 from penstock.engine.slot_sampling import Drafts, Masks
 from penstock.errors import BadPlan
 from penstock.models.config import Window
@@ -611,6 +611,32 @@ def test_steps_with_drafts_in_one_call_give_what_several_calls_give(threads: int
     ):
         both.go_on({slot: SAMPLINGS[name] for slot, name in enumerate(kinds)}, 24, seed=9, masked=masked)
     assert sum(both.seen) > both.verified > 60 and 0 in both.seen
+
+
+@pytest.mark.parametrize(
+    ("only", "words", "drafts", "message"),
+    [
+        ([OF_WORDS], [0] * 128, 0, "a mask without a token"),
+        ([OF_WORDS], [1] * 127, 0, "127 words, but 1 masks have 128 each"),
+        ([OF_WORDS] * 2, [1] * 256, 0, "2 entries, but the masked rows sample 1 tokens"),
+        ([4096], [], 0, "token 4096 of 4096"),
+        ([5, OF_WORDS], [0] * 128, 1, "a mask without a token"),
+        ([5], [], 1, "1 entries, but the masked rows sample 2 tokens"),
+    ],
+)
+def test_masks_that_are_not_a_steps_are_refused_when_it_is_one_call(
+    only: list[int], words: list[int], drafts: int, message: str
+) -> None:
+    driver = Driver(tiny.MODEL, torch.bfloat16)
+    if driver.engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    driver.step([row(0, PROMPT, 0, [0, 1], start={}, masked=True)], masks=[[5, 6]])
+    driver.step([row(0, None, len(PROMPT), masked=True)], masks=[[5, 6]])
+    plan = make_plan([row(0, None, len(PROMPT) + 1, drafts=[5] * drafts, masked=True)])
+    launched = driver.engine.launch(driver.reader.read(driver.numbering.stamp(plan)))
+    assert driver.engine.repeats is not None and driver.engine.awaits_masks(launched)
+    with pytest.raises(BadPlan, match=message):
+        driver.engine.choose(launched, MaskColumns(np.array(only, np.uint32), np.array(words, np.uint32)))
 
 
 def test_a_row_in_one_call_that_nothing_is_left_for_fails() -> None:
