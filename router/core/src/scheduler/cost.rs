@@ -18,6 +18,10 @@ pub(super) struct Work {
     pub prompts: bool,
     /// Tokens of it that are drafts, which have no part in `context`.
     pub drafts: u32,
+    /// Some of them are beside others. Workers take longer over such a tree than over a chain of as many.
+    pub has_tree: bool,
+    /// How long the masks behind guesses are expected to take, in nanoseconds: known apart from what drafts cost, so not learned as a part of it.
+    pub masks_ns: f64,
     /// How those of them are made that the workers' draft model makes.
     pub drafted: Drafted,
 }
@@ -48,7 +52,9 @@ pub(super) struct StepCost {
     /// Measured over expected, smoothed: of steps with decodes only, and of steps with prompts.
     decode_scale: f64,
     prompt_scale: f64,
+    /// With drafts, and by how much longer again where some are beside others.
     drafts: LongerByDrafts,
+    trees: LongerByDrafts,
     /// Decodes since a step with drafts was measured, and of how many the next one is that only measures.
     unverified_steps: u32,
     probe_every: u32,
@@ -91,6 +97,8 @@ const MOST_ROUND_TRIP_NS: f64 = 1_000_000.0;
 struct LongerByDrafts {
     first_ns: f64,
     each_ns: f64,
+    /// What they were thought to be before one was measured.
+    prior_ns: [f64; 2],
     /// Variances of the two, and their covariance.
     doubt: [f64; 3],
     /// The variances by which they are less certain from step to step.
@@ -105,9 +113,15 @@ impl LongerByDrafts {
         Self {
             first_ns: first,
             each_ns: model.per_token_ns,
+            prior_ns: [first, model.per_token_ns],
             doubt: [doubt[0], doubt[1], 0.0],
             change: doubt.map(|variance| variance * CHANGE),
         }
+    }
+
+    /// Thought to be nothing, with as much doubt.
+    fn nothing(model: CostModel) -> Self {
+        Self { first_ns: 0.0, each_ns: 0.0, prior_ns: [0.0; 2], ..Self::new(model) }
     }
 
     fn expect(&self, drafts: u32) -> f64 {
@@ -129,9 +143,11 @@ impl LongerByDrafts {
         self.doubt = [first - gain[0] * along[0], each - gain[1] * along[1], both - gain[0] * along[1]];
     }
 
-    /// Comes nearer to what is expected of each.
-    fn forget(&mut self, each_ns: f64) {
-        self.each_ns += FORGETTING * (each_ns - self.each_ns);
+    /// Comes nearer to what was thought before.
+    fn forget(&mut self) {
+        let [first, each] = self.prior_ns;
+        self.first_ns += FORGETTING * (first - self.first_ns);
+        self.each_ns += FORGETTING * (each - self.each_ns);
     }
 }
 
@@ -149,6 +165,7 @@ impl StepCost {
             decode_scale: 1.0,
             prompt_scale: 1.0,
             drafts: LongerByDrafts::new(model),
+            trees: LongerByDrafts::nothing(model),
             unverified_steps: 0,
             probe_every: PROBE_EVERY,
             round_trip_ns: ROUND_TRIP_NS,
@@ -175,9 +192,10 @@ impl StepCost {
     }
 
     pub fn expect(&self, work: Work) -> Duration {
-        let drafts = self.drafts.expect(work.drafts) * self.scale(work);
+        let drafts = self.longer_by_drafts(work) * self.scale(work);
         let drafting = self.expect_drafting(work.drafted);
-        Duration::from_nanos((self.unscaled(work) * self.scale(work) + drafts + drafting) as u64)
+        let all = self.unscaled(work) * self.scale(work) + drafts + work.masks_ns + drafting;
+        Duration::from_nanos(all as u64)
     }
 
     /// How long `tokens` of prompts, each of about `length`, take in chunks of `chunk` beside `decodes`.
@@ -192,18 +210,24 @@ impl StepCost {
     pub fn learn(&mut self, work: Work, took: Duration) {
         let took = took.as_nanos() as f64;
         if work.drafts > 0 {
-            let (took, without) = (took / self.scale(work), self.unscaled(work));
+            let (took, without) = ((took - work.masks_ns) / self.scale(work), self.unscaled(work));
             // Where short answers come and go there is a prompt in nearly every step. What drafts add to it is the less certain, the
             // more else there is.
             let share = if work.prompts { f64::from(work.drafts) / f64::from(work.tokens) } else { 1.0 };
-            let deviation = NOISE * (without + self.drafts.expect(work.drafts)) / share;
+            let deviation = NOISE * (without + self.longer_by_drafts(work)) / share;
             self.probe_every = match self.unverified_steps {
                 0 => self.probe_every,
                 steps if steps < PROBE_EVERY => PROBE_EVERY,
                 _ => (self.probe_every * 2).min(LONGEST_PROBE_EVERY),
             };
             self.unverified_steps = 0;
-            return self.drafts.learn(work.drafts, took - without, deviation);
+            let longer = took - without;
+            if work.has_tree {
+                // What a chain of as many takes longer is learned from chains.
+                return self.trees.learn(work.drafts, longer - self.drafts.expect(work.drafts), deviation);
+            }
+            self.trees.forget();
+            return self.drafts.learn(work.drafts, longer, deviation);
         }
         let seen = took / self.unscaled(work);
         if work.prompts {
@@ -211,7 +235,8 @@ impl StepCost {
         }
         learn(&mut self.decode_scale, seen, SMOOTHING);
         self.unverified_steps = self.unverified_steps.saturating_add(1);
-        self.drafts.forget(self.model.per_token_ns);
+        self.drafts.forget();
+        self.trees.forget();
     }
 
     /// Whether it is time to measure a step with drafts, though none is expected to pay: the model may be wrong.
@@ -252,6 +277,11 @@ impl StepCost {
         self.model.fixed_ns
             + self.model.per_token_ns * f64::from(work.tokens - work.drafts)
             + self.model.per_context_token_ns * work.context
+    }
+
+    fn longer_by_drafts(&self, work: Work) -> f64 {
+        let tree = if work.has_tree { self.trees.expect(work.drafts) } else { 0.0 };
+        self.drafts.expect(work.drafts) + tree
     }
 
     fn scale(&self, work: Work) -> f64 {
@@ -368,6 +398,49 @@ mod tests {
         let before = cost.expect(with(4).0);
         cost.learn(with(4).0, Duration::from_secs(5));
         assert!(cost.expect(with(4).0) < before * 2, "{:?}", cost.expect(with(4).0));
+    }
+
+    #[test]
+    fn what_a_tree_takes_longer_than_a_chain_of_as_many_is_learned_apart_and_forgotten() {
+        let mut cost = cost();
+        let mut plain = Work::default();
+        plain.add(100, 1);
+        let with = |has_tree| {
+            let mut work = Work { has_tree, ..plain };
+            work.add_drafts(4);
+            (work, Duration::from_micros(if has_tree { 400 } else { 250 }))
+        };
+        assert_eq!(cost.expect(with(true).0), cost.expect(with(false).0), "nobody has said otherwise");
+        for _ in 0..50 {
+            cost.learn(plain, Duration::from_micros(200));
+            for (work, took) in [with(false), with(true)] {
+                cost.learn(work, took);
+            }
+        }
+        for (work, took) in [with(false), with(true)] {
+            let wrong = (cost.expect(work).as_secs_f64() / took.as_secs_f64() - 1.0).abs();
+            assert!(wrong < 0.1, "{:?} for {took:?}", cost.expect(work));
+        }
+        (0..2000).for_each(|_| cost.learn(with(false).0, with(false).1));
+        assert!(cost.expect(with(true).0) < cost.expect(with(false).0) * 11 / 10, "it is tried again");
+    }
+
+    #[test]
+    fn masks_behind_guesses_are_no_part_of_what_drafts_cost() {
+        let (mut masked, mut free) = (cost(), cost());
+        let mut plain = Work::default();
+        plain.add(100, 1);
+        let mut drafted = plain;
+        drafted.add_drafts(4);
+        for _ in 0..50 {
+            free.learn(drafted, Duration::from_micros(1500));
+            masked.learn(Work { masks_ns: 8e5, ..drafted }, Duration::from_micros(2300));
+        }
+        assert_eq!(masked.expect(drafted), free.expect(drafted));
+        assert_eq!(
+            masked.expect(Work { masks_ns: 8e5, ..drafted }),
+            free.expect(drafted) + Duration::from_micros(800)
+        );
     }
 
     #[test]

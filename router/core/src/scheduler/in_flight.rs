@@ -36,16 +36,23 @@ pub(super) struct RowRecord {
     pub wanted_targets: u32,
     /// Samples among the tokens of its masks only.
     pub masked: bool,
-    /// Its first mask was late, and it samples nothing.
-    pub is_skipped: bool,
-    /// Masks behind guesses were late, and the guesses before them are not accepted.
-    pub is_cut: bool,
+    pub yields: Yields,
+}
+
+/// What a row that samples may still give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Yields {
+    Everything,
+    /// Masks behind guesses were late: no guesses but those behind which there are masks.
+    NoLateGuesses,
+    /// Its first mask was late, or what it follows was dropped.
+    Nothing,
 }
 
 impl RowRecord {
     /// It has masks behind its guesses, or will have them: without one a guess is not accepted, whatever is sampled in its place.
     pub fn may_accept_guesses(&self) -> bool {
-        self.masked && !(self.is_skipped || self.is_cut || self.is_misled())
+        self.masked && self.yields == Yields::Everything && !self.is_misled()
     }
 
     /// What its drafts follow is not what they were guessed to follow.

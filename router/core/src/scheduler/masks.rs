@@ -24,7 +24,7 @@ use penstock_proto::Masks;
 use penstock_proto::ids::{SequenceId, TokenId};
 
 use super::core::Core;
-use super::in_flight::{InFlight, RowRecord};
+use super::in_flight::{InFlight, RowRecord, Yields};
 use super::mask_job::{Asked, HeldToken, MaskJob, MaskResult, NextToken, RowMask, Sampled};
 use super::policy::{LONG_STEP, MASK_BUDGET};
 use super::sequence::Sequence;
@@ -148,7 +148,8 @@ impl Core {
             tokens.extend(held.take(1));
         }
         let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
-        let is_ahead = rows.any(|row| row.id == sequence.id && row.sample && !row.masked && !row.is_skipped);
+        let is_ahead = rows
+            .any(|row| row.id == sequence.id && row.sample && !row.masked && row.yields != Yields::Nothing);
         let may_force = !constraint.is_free && constraint.held.len() == tokens.len() && !is_ahead;
         let (id, habit, asked) = (sequence.id, constraint.habit, Asked::Next { tokens, may_force });
         self.mask_jobs.push(MaskJob { id, matcher, asked, position: 0, drafts: Vec::new(), words, habit });
@@ -270,7 +271,7 @@ impl Core {
         self.counters.refused_tokens += dropped as u64;
         let id = sequence.id;
         let rows = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
-        rows.filter(|row| row.id == id).for_each(|row| row.is_skipped = true);
+        rows.filter(|row| row.id == id).for_each(|row| row.yields = Yields::Nothing);
         if sequence.stop_at.is_some_and(|at| at <= now) && sequence.has_output() {
             self.finish(key, SequenceEvent::TimeUp, now);
         } else if sequence.slot.is_some() {
@@ -310,7 +311,7 @@ impl Core {
 
     /// Of the token that a row samples behind so many of its drafts.
     fn mask_of(&self, row: &RowRecord, drafts: u32) -> RowMask {
-        if row.is_skipped {
+        if row.yields == Yields::Nothing {
             return RowMask::Nothing;
         }
         let Some(sequence) = self.sequences.get(row.key).filter(|sequence| sequence.id == row.id) else {
@@ -351,7 +352,7 @@ impl Core {
             _ => RowMask::NotYet,
         };
         match mask {
-            RowMask::NotYet if row.is_cut => RowMask::Nothing,
+            RowMask::NotYet if row.yields == Yields::NoLateGuesses => RowMask::Nothing,
             mask => mask,
         }
     }
@@ -393,19 +394,20 @@ impl Core {
             return;
         }
         let Some(step) = self.in_flight.front() else { return };
-        let masked = step.rows.iter().filter(|row| row.masked && !row.is_skipped);
+        let masked = step.rows.iter().filter(|row| row.masked && row.yields != Yields::Nothing);
         let late: Vec<(usize, SequenceId)> = masked
             .filter(|row| matches!(self.mask_of(row, 0), RowMask::NotYet))
             .map(|row| (row.key, row.id))
             .collect();
-        for row in self.in_flight.front_mut().into_iter().flat_map(|step| &mut step.rows) {
-            row.is_cut = row.masked;
+        let rows = self.in_flight.front_mut().into_iter().flat_map(|step| &mut step.rows);
+        for row in rows.filter(|row| row.masked && row.yields == Yields::Everything) {
+            row.yields = Yields::NoLateGuesses;
         }
         for (key, id) in late {
             self.counters.late_masks += 1;
             // Those behind it go on from what it would have sampled, with a mask or without.
             let rows = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
-            rows.filter(|row| row.id == id).for_each(|row| row.is_skipped = true);
+            rows.filter(|row| row.id == id).for_each(|row| row.yields = Yields::Nothing);
             // Who waits in the queue starts again anyhow.
             if let Some(sequence) = self.sequences.get_mut(key).filter(|sequence| sequence.slot.is_some())
                 && let Some(constraint) = &mut sequence.constraint

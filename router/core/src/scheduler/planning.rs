@@ -16,7 +16,7 @@ use super::blocks::Reuse;
 use super::core::Core;
 use super::cost::Work;
 use super::fairness::cost;
-use super::in_flight::{InFlight, RowRecord};
+use super::in_flight::{InFlight, RowRecord, Yields};
 use super::order::Turn;
 use super::plan::{Feed, PromptTargets, Row, Start};
 use super::policy::{MicrobatchSchedule, PromptBudget, align, plans_in_flight};
@@ -352,8 +352,7 @@ impl Core {
             top_tokens: sequence.top_tokens,
             prompt_targets: if targets.is_some() { count } else { 0 },
             masked,
-            is_skipped: false,
-            is_cut: false,
+            yields: Yields::Everything,
             wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
         });
         self.named_pages.clear();
@@ -385,6 +384,10 @@ impl Core {
 
         draft.work.add(position, count - drafts);
         draft.work.add_drafts(drafts);
+        draft.work.has_tree |= beside > 0;
+        if masked {
+            draft.work.masks_ns += sequence.mask_cost().as_nanos() as f64 * f64::from(drafts - forced);
+        }
         draft.work.drafted.add(own);
         self.counters.drafts += u64::from(drafts - forced);
         self.counters.corpus_drafts += u64::from(if recalled { drafts - forced } else { 0 });

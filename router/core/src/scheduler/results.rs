@@ -9,7 +9,7 @@ use penstock_proto::ids::TokenId;
 use penstock_proto::tables::Table;
 
 use super::core::Core;
-use super::in_flight::{InFlight, RowRecord};
+use super::in_flight::{InFlight, RowRecord, Yields};
 use super::mask_job::Sampled;
 use super::sequence::{CrashHistory, PromptLogprobs, Sequence};
 use super::submission::{Finish, PromptLogprob, SampledToken, SequenceEvent, SequenceFailure};
@@ -158,13 +158,19 @@ impl Core {
             let end = row.end - rejected;
             if rejected > 0 {
                 sequence.shorten(rejected);
+            }
+            if row.drafts > 0 {
                 let later = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);
+                // Drafts between it and a later row that are going to be rejected, as was known when that was planned.
+                let mut lost = 0;
                 for later in later.filter(|later| later.id == row.id) {
                     later.end -= rejected;
-                    if !(later.own_drafts || later.stale_drafts) {
+                    let is_misled = later.end - later.drafts - lost != later.guessed_at;
+                    if is_misled && !(later.own_drafts || later.stale_drafts) {
                         later.stale_drafts = true;
                         sequence.stale_drafts_in_flight += later.drafts;
                     }
+                    lost += if later.stale_drafts { later.drafts } else { 0 };
                 }
             }
             sequence.answered = sequence.answered.max(end);
@@ -183,7 +189,7 @@ impl Core {
                 self.quarantined.remove(&sequence.precedence());
             }
             sequence.collect(&answer.prompt, row.wanted_targets as usize);
-            if row.is_skipped {
+            if row.yields == Yields::Nothing {
                 continue;
             }
             if row.sample {
@@ -212,6 +218,10 @@ impl Core {
                     (false, _) => Sampled::DrawnBehindDraft,
                 };
                 self.deliver(row.key, sampled, how, now);
+            }
+            if rejected > 0 && self.sequences.get(row.key).is_some_and(|sequence| sequence.id == row.id) {
+                // A row behind it that was to follow this much and no more has guesses whose masks nobody has asked for.
+                self.walk_guesses(row.key);
             }
         }
         self.counters.accepted_drafts += u64::from(stepped.accepted);
@@ -322,7 +332,9 @@ impl Answers {
         for ((at, row), &token) in rows.zip(&answers.sampled) {
             let key = row.key;
             // What a row in error sampled is undefined, and what one without a mask did.
-            let is_error = || row.is_skipped || result.errors.iter().any(|error| error.row as usize == at);
+            let is_error = || {
+                row.yields == Yields::Nothing || result.errors.iter().any(|error| error.row as usize == at)
+            };
             if token >= vocab_size && !is_error() {
                 tracing::error!(plan = step.number, row = at, key, token, "sampled outside the vocabulary");
                 let why = format!("it sampled token {token}, and the vocabulary has {vocab_size}");

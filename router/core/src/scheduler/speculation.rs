@@ -8,7 +8,8 @@
 //! are made when their row is computed, and so always follow what is known.
 //!
 //! Where workers verify trees, a row may have *branches* beside its guess: what else followed the same tokens
-//! before. One draft after the other goes where it is most likely right, on the guess or on a branch.
+//! before. One draft after the other goes where it is most likely right, on the guess or on a branch. A step has such trees
+//! only where it is better by that than the best one with chains: workers take longer over them.
 //!
 //! What a grammar forces (`masks`) goes the same way, and comes first: it is accepted for certain, so nothing is weighed. Guesses go on behind
 //! it where they have foretold it, and cost a mask each.
@@ -65,6 +66,7 @@ impl Allotment {
 
     pub fn add_to(&self, work: &mut Work) {
         work.add_drafts(self.drafts);
+        work.has_tree |= self.branches != [0; MOST_BRANCHES];
         if self.drafter == Drafter::Model {
             work.drafted.add(self.drafts);
         }
@@ -121,6 +123,13 @@ impl Candidate {
     fn room(&self, when: When) -> u32 {
         self.most.min(self.guessed.saturating_sub(self.before(when)))
     }
+}
+
+/// Whether a step's drafts are all behind one another, or some beside others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Chains,
+    Trees,
 }
 
 /// The guess of a row, then its branches: how many drafts each has so far, and how likely the next one is right.
@@ -369,13 +378,44 @@ impl Core {
 
     /// The best that a step of `work` with drafts can be, or the step without them.
     fn expect(&self, candidates: &[Candidate], work: Work, budget: u32, when: When) -> Expected {
-        let nanoseconds = |work: Work| self.cost.expect(work).as_nanos() as f64;
+        let nanoseconds = self.cost.expect(work).as_nanos() as f64;
+        let plain = Expected {
+            tokens: f64::from(work.tokens),
+            nanoseconds: nanoseconds.max(1.0),
+            drafts: Vec::new(),
+        };
+        let is_slow = |step: &Expected| {
+            let target = self.rules.target_itl.map(|target| target.as_nanos() as f64);
+            target.is_some_and(|target| step.nanoseconds > target)
+        };
+        let mut best = plain;
+        for shape in [Shape::Chains, Shape::Trees] {
+            if shape == Shape::Trees && candidates.iter().all(|row| row.branches == [0.0; MOST_BRANCHES]) {
+                break;
+            }
+            let step = self.fill(candidates, work, budget, when, shape);
+            if !step.drafts.is_empty() && step.rate() >= best.rate() * STEP_MARGIN && !is_slow(&step) {
+                best = step;
+            }
+        }
+        best
+    }
+
+    /// A step of `work` with as many drafts as pay, once there are some.
+    fn fill(
+        &self,
+        candidates: &[Candidate],
+        mut work: Work,
+        budget: u32,
+        when: When,
+        shape: Shape,
+    ) -> Expected {
         let rows = f64::from(work.tokens);
-        let plain = Expected { tokens: rows, nanoseconds: nanoseconds(work).max(1.0), drafts: Vec::new() };
+        work.has_tree = shape == Shape::Trees;
         let with = |drafts| {
             let mut work = work;
             work.add_drafts(drafts);
-            nanoseconds(work)
+            self.cost.expect(work).as_nanos() as f64
         };
         let one = with(1);
         let per_draft = with(2) - one;
@@ -384,6 +424,9 @@ impl Core {
         let mut left = budget;
         for row in candidates.iter().filter(|row| row.drafter == Drafter::Text) {
             let mut paths = Paths::of(row, when);
+            if shape == Shape::Chains {
+                paths.keep_branches(0);
+            }
             let mut drafts = 0;
             let per_draft = per_draft + row.mask_cost;
             while drafts < row.most.min(left)
@@ -406,14 +449,7 @@ impl Core {
             }
         }
         self.add_rounds(&mut step, candidates, per_draft, left);
-        let is_slow = |step: &Expected| {
-            let target = self.rules.target_itl.map(|target| target.as_nanos() as f64);
-            target.is_some_and(|target| step.nanoseconds > target)
-        };
-        match step.drafts.is_empty() || step.rate() < plain.rate() * STEP_MARGIN || is_slow(&step) {
-            true => plain,
-            false => step,
-        }
+        step
     }
 
     /// Adds drafts of the workers' model to a step: rounds, of which each costs something, however few rows it drafts for, and gives less than the

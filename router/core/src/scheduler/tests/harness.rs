@@ -191,6 +191,8 @@ pub struct Harness {
     pub masks: VecDeque<Masks>,
     /// By so much longer a step takes for each token that it feeds.
     pub token_time: Duration,
+    /// And by so much if there are trees of drafts in it.
+    pub tree_time: Duration,
     pub now: Instant,
     next_id: u64,
 }
@@ -234,6 +236,7 @@ impl Harness {
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
             token_time: Duration::ZERO,
+            tree_time: Duration::ZERO,
             now: Instant::now(),
             next_id: 1,
         }
@@ -291,7 +294,7 @@ impl Harness {
     }
 
     /// Runs the jobs whose time has come, and sends the masks that are there.
-    fn compute_masks(&mut self) {
+    pub fn compute_masks(&mut self) {
         self.jobs.extend(self.core.take_mask_jobs().into_iter().map(|job| (job, 0)));
         while self.jobs.front().is_some_and(|(_, age)| *age >= self.mask_delay)
             && let Some((job, _)) = self.jobs.pop_front()
@@ -335,7 +338,8 @@ impl Harness {
         let plan = self.plans.pop_front()?;
         let masks = self.masks_of(&plan);
         let tokens: u32 = bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&plan.counts).iter().sum();
-        self.now += STEP + self.token_time * tokens;
+        let tree_time = if plan.draft_parents.is_empty() { Duration::ZERO } else { self.tree_time };
+        self.now += STEP + self.token_time * tokens + tree_time;
         let mut errors = errors(plan.flags.len() as u32);
         errors.extend(self.spoiled.pop_front().unwrap_or_default());
         errors.sort_unstable();

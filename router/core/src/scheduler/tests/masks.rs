@@ -357,6 +357,87 @@ fn guesses_whose_masks_are_late_cost_no_token_and_no_step() {
     }
 }
 
+/// Token 4 or 5 in each place; behind each 5 come `run` times 4. `length` in all.
+#[derive(Clone, Copy, Debug)]
+struct Stutter {
+    run: u32,
+    length: u32,
+}
+
+#[derive(Clone)]
+struct StutterMatcher {
+    grammar: Stutter,
+    count: u32,
+    /// So many times 4 has to come now.
+    owed: u32,
+}
+
+impl Grammar for Stutter {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(StutterMatcher { grammar: *self, count: 0, owed: 0 })
+    }
+}
+
+impl Matcher for StutterMatcher {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.owed = match token.0 {
+            4 => self.owed.saturating_sub(1),
+            5 if self.owed == 0 => self.grammar.run,
+            other => return Err(format!("{other} is not allowed")),
+        };
+        self.count += 1;
+        Ok(())
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        words.fill(0);
+        words[0] = if self.owed > 0 { 1 << 4 } else { 1 << 4 | 1 << 5 };
+        Ok(())
+    }
+
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        let left = self.owed.min(self.grammar.length - self.count) as usize;
+        let taken = vec![TokenId(4); left.min(most)];
+        taken.iter().try_for_each(|&token| self.advance(token))?;
+        Ok(taken)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.count == self.grammar.length
+    }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn masks_wait_behind_outdated_drafts_that_happen_to_be_what_the_grammar_forces() {
+    let mut seen = 0;
+    for (salt, run) in (6..26).flat_map(|salt| [(salt, 2), (salt, 4), (salt, 6)]) {
+        let config = MockConfig { surprise_one_in: 0, ..repeating() };
+        let mut harness = Harness::new(config, 4, 64).speculating(Drafting::Always(4));
+        let grammar: Arc<dyn Grammar> = Arc::new(Stutter { run, length: 120 });
+        let id = harness.submit(constrained(&[salt, 4, 4, 4, 4], 200, Some(grammar)));
+        while harness.step().is_some() {
+            harness.compute_masks();
+            harness.plan();
+            harness.compute_masks();
+            let steps = &harness.core.in_flight;
+            let [first, second] = [0, 1].map(|at| steps.get(at).and_then(|step| step.rows.first()));
+            let (Some(first), Some(_)) = (first, second) else { continue };
+            let forced = harness.core.sequences[first.key].forced().0.take(first.guesses.len());
+            if first.drafts > 0 && first.is_misled() && forced.eq(first.guesses.iter().copied()) {
+                seen += 1;
+                assert!(steps[1].owes_masks(), "where the second row begins the first one's result tells");
+            }
+        }
+        assert_eq!(harness.client(id).end, Some(Ok(Finish::Complete)));
+        harness.check_against_reference();
+    }
+    assert!(seen > 50, "{seen} times");
+}
+
 #[test]
 fn in_free_text_and_behind_it_guesses_change_nothing() {
     let (mut accepted, mut refused) = (0, 0);

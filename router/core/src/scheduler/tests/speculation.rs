@@ -135,6 +135,47 @@ fn several_guesses_of_one_token_save_steps_and_change_nothing() {
 }
 
 #[test]
+fn where_a_tree_takes_much_longer_than_a_chain_there_are_chains() {
+    let [trees, chains] = [0, 4].map(|longer| {
+        let mut harness = harness(forking(), Drafting::Adaptive(6));
+        harness.tree_time = STEP * longer;
+        for salt in 0..3 {
+            let sampling = Sampling { temperature: 0.8, seed: salt, ..Sampling::default() };
+            harness.submit(SequenceSpec { sampling, ..spec(&[3, 4, 5], 400) });
+        }
+        harness.run_to_end();
+        harness.check_against_reference();
+        harness.core.counters
+    });
+    let few = chains.branch_drafts * 5 < trees.branch_drafts;
+    assert!(few && chains.accepted_drafts > 100, "{chains:?}, and where trees cost nothing {trees:?}");
+}
+
+#[test]
+fn drafts_behind_others_that_are_known_to_be_rejected_are_counted_on() {
+    let mut harness = harness(MockConfig { surprise_one_in: 6, ..repeating() }, Drafting::Always(3));
+    for salt in 0..3 {
+        harness.submit(spec(&[3, 4, salt], 500));
+    }
+    let (mut behind, mut counted_on) = (0, 0);
+    while harness.plan() > 0 {
+        let steps = &harness.core.in_flight;
+        let of = |step: usize, id| steps.get(step)?.rows.iter().find(|row| row.id == id && row.drafts > 0);
+        let rows = steps.front().into_iter().flat_map(|step| &step.rows);
+        let outdated = rows.filter(|row| row.stale_drafts && of(1, row.id).is_some()).map(|row| row.id);
+        let outdated: Vec<_> = outdated.collect();
+        harness.step();
+        for row in harness.core.in_flight.front().into_iter().flat_map(|step| &step.rows) {
+            behind += u32::from(outdated.contains(&row.id));
+            counted_on += u32::from(outdated.contains(&row.id) && !row.stale_drafts);
+        }
+    }
+    // Now and then one is right by chance.
+    assert!(behind > 50 && counted_on * 10 > behind * 9, "{counted_on} of {behind}");
+    harness.check_against_reference();
+}
+
+#[test]
 fn a_text_that_goes_on_in_one_way_has_no_branches() {
     let mut harness = harness(MockConfig { draft_trees: true, ..repeating() }, Drafting::Adaptive(6));
     harness.submit(spec(&[3, 4, 5], 400));
