@@ -143,8 +143,8 @@ class Attention(Module):
         if self.distances is not None:
             bias = self.distances.bias(x_TE, heads)
             modifiers = replace(modifiers, distances=bias)
-            self._heat(bias.states_THR, step)
-        self._heat(q_THD, step)
+            self._scale_by_temperature(bias.states_THR, step)
+        self._scale_by_temperature(q_THD, step)
         chosen = None
         if self.indexer is not None and self.rope is not None:
             chosen = self.indexer.choose(x_TE, step, self.rope, cache.rows_NJD, slot_mapping_T, attention)
@@ -155,8 +155,8 @@ class Attention(Module):
             attended_THD *= opened(self.output_gate, gates).view(tokens, heads, -1)
         return attended_THD.view(tokens, heads * self.head_dim)
 
-    def _heat(self, q_THD: Tensor, step: Step) -> None:
-        """In place, where the layer has a temperature."""
+    def _scale_by_temperature(self, q_THD: Tensor, step: Step) -> None:
+        """In place, where the layer has one."""
         heat = self.temperature
         if heat is None:
             return

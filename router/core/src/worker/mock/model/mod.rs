@@ -222,7 +222,6 @@ impl MockModel {
         StepPlan { digest: digest.finalize(), ..plan }
     }
 
-    /// The allowed tokens of each masked row.
     /// Of each masked row, for each of its samples the tokens that it may be.
     fn read_masks(&self, rows: &Rows, masks: &Masks) -> Result<VecDeque<Vec<Vec<u32>>>, String> {
         require!(
