@@ -217,6 +217,7 @@ def test_what_nobody_has_made_served_is_refused_with_its_reason(model_type: str,
 
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     verdict = fallback_verdict({"model_type": model_type, "architectures": [name]}, tmp_path)
+    assert verdict is not None
     why, *others = verdict.split("; of other versions of it ")
     assert why == (
         f"config.json: unsupported architecture {name}: no recipe serves it, and it cannot be served through transformers: "
