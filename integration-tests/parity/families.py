@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from encoder_families import with_encoders
 from newer_families import INDEX, NEWER
 from older_families import OLDER
 from recurrent_families import RECURRENT
@@ -480,10 +481,13 @@ FAMILIES |= (
     }
     | OLDER
 )
+ENCODERS = with_encoders(FAMILIES)
+FAMILIES |= ENCODERS
 
 # Of what each of these does differently another family has the same: they are run by `make test-all` only.
 LONG_TAIL = frozenset(
     {
+        *ENCODERS,
         *("Nemotron 3 Omni", "LFM2-VL", "LFM3-VL", "MiniCPM-V 4.6", "MiniCPM-V 4.7", "SmolVLM", "Idefics 3"),
         *(
             "LLaVA-OneVision",

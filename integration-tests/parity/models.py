@@ -20,6 +20,29 @@ LENGTH = 100
 # Qwen3-MoE (0.2155). Which experts were chosen there was not compared.
 MOST_TIPPED, TIPPED_TOKENS = 0.25, 1
 
+# Fields of config.json that describe what reads images and sound.
+ENCODERS = {
+    "vision_config",
+    "vq_config",
+    "audio_config",
+    "encoder_config",
+    "acoustic_tokenizer_encoder_config",
+}
+
+# Names that transformers saves otherwise than they are published, and than it saves those of others: as saved, as published.
+PUBLISHED = {
+    "kimi_k25": ("language_model.model.blocks.", "language_model.model.layers."),
+    "nemo_speechlm": (".mixer._fp32_params.", ".mixer."),
+    "qianfan_ocr": ("language_model.model.encoder.layers.", "language_model.model.layers."),
+}
+
+# Models whose classes in transformers leave out the factor of logits that their text model has by itself: of Cohere
+# `logit_scale`, of Granite what `logits_scaling` divides by.
+UNSCALED = ("aya_vision", "cohere2_vision", "granite_speech", "granite_speech_plus")
+
+# Models whose classes in transformers compute nothing without an image.
+NEED_IMAGES = ("blip-2", "instructblip", "instructblipvideo")
+
 # Ends of the names of buffers that are learned.
 LEARNED = ("bias", "layer_scalar")
 
@@ -34,10 +57,8 @@ def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
 def kind_of(config: dict[str, Any]) -> Any:
     """The class of transformers that makes and reads the model."""
     transformers: Any = import_module("transformers")
-    if {"vision_config", "vq_config"} & config.keys() and not config["architectures"][0].endswith(
-        "ForCausalLM"
-    ):
-        return transformers.AutoModelForImageTextToText
+    if ENCODERS & config.keys() and not config["architectures"][0].endswith("ForCausalLM"):
+        return transformers.AutoModelForMultimodalLM
     return transformers.AutoModelForCausalLM
 
 
@@ -52,10 +73,24 @@ def make(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     model = kind_of(config).from_config(read, dtype=torch.float32)
     randomize(model, seed)
     model.save_pretrained(folder)
-    if config["model_type"] == "kimi_k25":
-        publish_names(folder, "language_model.model.blocks.", "language_model.model.layers.")
+    if config["model_type"] in PUBLISHED:
+        publish_names(folder, *PUBLISHED[config["model_type"]])
+    if config["model_type"] == "molmo2":
+        split_embeddings(folder, config["text_config"]["vocab_size"])
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def split_embeddings(folder: Path, vocabulary: int) -> None:
+    """Of Molmo 2: the rows of text in one tensor, those of images in another; transformers saves two halves."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    names = [f"model.transformer.wte.{name}" for name in ("embedding", "new_embedding")]
+    rows = torch.cat([tensors[name] for name in names])
+    tensors |= {names[0]: rows[:vocabulary].clone(), names[1]: rows[vocabulary:].clone()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def publish_names(folder: Path, saved: str, published: str) -> None:
@@ -129,5 +164,11 @@ def logits_of(folder: Path, sequences: list[list[int]], dtype: torch.dtype) -> l
     # The eager attention of Falcon adds linear biases twice.
     attention = "sdpa" if config.get("alibi") else "eager"
     model = kind_of(config).from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    if config["model_type"] in NEED_IMAGES:
+        model = model.language_model
+    scale = 1.0
+    if config["model_type"] in UNSCALED:
+        text = config["text_config"]
+        scale = text.get("logit_scale", 1.0) / text.get("logits_scaling", 1.0)
     with torch.inference_mode():
-        return [model(torch.tensor([sequence])).logits[0].float() for sequence in sequences]
+        return [scale * model(torch.tensor([sequence])).logits[0].float() for sequence in sequences]

@@ -47,6 +47,26 @@ def with_images(
     }
 
 
+def with_sound(
+    architecture: str,
+    model_type: str,
+    text: dict[str, Any],
+    audio: dict[str, Any],
+    part: str = "audio_config",
+    **more: Any,
+) -> dict[str, Any]:
+    """A model that reads sound, too, and whose text is that of another; `part` is what reads it."""
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "text_config": {name: value for name, value in text.items() if name != "architectures"},
+        part: audio,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": text.get("tie_word_embeddings", True),
+        **more,
+    }
+
+
 # Latent attention with experts, as DeepSeek V2 has them.
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,

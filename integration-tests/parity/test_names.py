@@ -16,7 +16,7 @@ from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
 from safetensors import safe_open
-from transformers import Gemma3TextConfig
+from transformers import CONFIG_MAPPING, Gemma3TextConfig
 
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import dtype_name, eos_ids
@@ -24,6 +24,7 @@ from penstock.models import recipes
 from penstock.models.architectures import left_out
 from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
+from penstock.models.recipes.vision_language import DEFAULTS
 from penstock.parallel.group import TensorGroup
 
 # A family, other names for its tensors, and what such checkpoints hold besides.
@@ -205,6 +206,80 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
             "model.layers.4.enorm.weight",
             "model.mtp.norm.weight",
         ),
+    ),
+    "FastVLM": (
+        "Qwen 1.5, Qwen 2",
+        within("FastVlmForConditionalGeneration", "fast_vlm"),
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.vision_tower.timm_model.a.weight", "model.multi_modal_projector.linear_1.weight"),
+    ),
+    "Perception LM": (
+        "LLaMA 3",
+        within("PerceptionLMForConditionalGeneration", "perception_lm"),
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.vision_tower.timm_model.a.weight", "model.multi_modal_projector.linear_1.weight"),
+    ),
+    # What listens and sees, and what speaks, beside what thinks.
+    "Qwen2.5-Omni": (
+        "Qwen2.5-Omni thinker",
+        lambda config: {
+            "architectures": ["Qwen2_5OmniModel"],
+            "model_type": "qwen2_5_omni",
+            "thinker_config": {**config, "architectures": ["Qwen2OmniNaViTThinkerForConditionalGeneration"]},
+            "talker_config": {},
+        },
+        lambda name: name if name.startswith("thinker.") else f"thinker.{name}",
+        ("talker.model.layers.0.mlp.up_proj.weight", "token2wav.a.weight"),
+    ),
+    "Qwen3-Omni": (
+        "Qwen3-Omni thinker",
+        lambda config: {
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "model_type": "qwen3_omni_moe",
+            "thinker_config": {name: value for name, value in config.items() if name != "architectures"},
+            "talker_config": {},
+        },
+        lambda name: name if name.startswith("thinker.") else f"thinker.{name}",
+        ("talker.model.layers.0.mlp.up_proj.weight", "code2wav.a.weight"),
+    ),
+    # As Baidu publishes it: the text's fields are beside those of the whole, with a number for text and one for images.
+    "ERNIE 4.5 VL in its own words": (
+        "ERNIE 4.5 VL",
+        lambda config: {
+            **config["text_config"],
+            "architectures": ["Ernie4_5_VLMoeForConditionalGeneration"],
+            "model_type": "ernie4_5_moe_vl",
+            "moe_num_experts": [8, 8],
+            "moe_layer_start_index": [1, 1],
+            "vision_config": {},
+        },
+        lambda name: name,
+        ("vision_model.a.weight",),
+    ),
+    "PaddleOCR-VL in its own words": (
+        "PaddleOCR-VL",
+        lambda config: {
+            **config["text_config"],
+            "architectures": ["PaddleOCRVLForConditionalGeneration"],
+            "model_type": "paddleocr_vl",
+            "vision_config": {},
+        },
+        lambda name: name,
+        ("visual.vision_model.a.weight",),
+    ),
+    # Before its layers had the names of diffusers.
+    "Cosmos 3, first names": (
+        "Cosmos 3",
+        lambda config: config,
+        lambda name: (
+            re.sub(r"norm_([qk])\.", r"\1_norm.", name)
+            .replace("self_attn.to_out", "self_attn.o_proj")
+            .replace("self_attn.to_", "self_attn.")
+            .replace("attn.q.", "attn.q_proj.")
+            .replace("attn.k.", "attn.k_proj.")
+            .replace("attn.v.", "attn.v_proj.")
+        ),
+        (),
     ),
     "Kimi K2": (
         "DeepSeek V3",
@@ -497,6 +572,7 @@ def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) 
             "the model reads images and sound, too; only its text is served",
         ),
         ({"vision_config": {}, "audio_config": None}, "the model reads images, too; only its text is served"),
+        ({"thinker_config": {"audio_config": {}}}, "the model reads sound, too; only its text is served"),
     ],
 )
 def test_what_is_left_out_is_named(config: dict[str, Any], sentence: str | None) -> None:
@@ -619,6 +695,24 @@ def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> No
         count = len(file.keys())
     assert f"contradicts config.json: {count} tensors of another shape: " in str(caught.value)
     assert str(caught.value).count("h.0.self_attention.query_key_value.weight") == 1
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_what_published_models_leave_out_of_their_text_is_what_transformers_has(kind: str) -> None:
+    theirs = CONFIG_MAPPING[kind]()
+    assert {name: getattr(theirs, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+def test_llava_as_published_says_little_of_its_text() -> None:
+    text = {
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 32064,
+    }
+    read = read_config({"architectures": ["LlavaForConditionalGeneration"], "text_config": text})
+    assert isinstance(read, DecoderConfig)
+    assert (read.vocab_size, read.width, read.num_layers, read.kv_heads) == (32064, 4096, 32, 32)
 
 
 def test_what_the_published_gemma_3_leaves_out_is_known() -> None:

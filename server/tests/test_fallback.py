@@ -213,9 +213,13 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", fallback.NOT_SERVED)
 def test_what_nobody_has_made_served_is_refused_with_its_reason(model_type: str, tmp_path: Path) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    names = {
+        **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    name = names[model_type]
     verdict = fallback_verdict({"model_type": model_type, "architectures": [name]}, tmp_path)
     assert verdict is not None
     why, *others = verdict.split("; of other versions of it ")

@@ -43,12 +43,21 @@ COMPUTED = r".*\.(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_ca
 class Loader:
     """Reads one model for one rank."""
 
+    # How a family's checkpoints differ beside their names.
+    embedding_kind = "weight"  # what the table of embeddings is called below its name
+    gate_first = True  # of one matrix for gate and up
+    router_transposed = False  # stored as (E, X)
+
     def __init__(
         self, config: DecoderConfig, keys: CheckpointKeys, checkpoint: Checkpoint, group: TensorGroup
     ) -> None:
         self.config, self.keys, self.checkpoint, self.group = config, keys, checkpoint, group
         self.prefix = next(
-            (prefix for prefix in keys.prefixes if checkpoint.has(f"{prefix}{keys.embedding}.weight")),
+            (
+                prefix
+                for prefix in keys.prefixes
+                if checkpoint.has(f"{prefix}{keys.embedding}.{self.embedding_kind}")
+            ),
             keys.prefixes[0],
         )
         self.head = next(
@@ -112,11 +121,11 @@ class Loader:
         rows = range(min(self.group.rank * part, vocab), min((self.group.rank + 1) * part, vocab))
         ends = Ends(embedding=None, norm=None, head=None)
 
-        def table(name: str, further: int = 0) -> Tensor:
-            return self.filled(self.read(name, (vocab + further, width), rows=[rows]), part)
+        def table(name: str, further: int = 0, kind: str = "weight") -> Tensor:
+            return self.filled(self.read(name, (vocab + further, width), rows=[rows], kind=kind), part)
 
         if self.group.is_first_stage:
-            found = table(self.prefix + keys.embedding, config.further_embeddings)
+            found = table(self.prefix + keys.embedding, config.further_embeddings, self.embedding_kind)
             ends.embedding = Embedding(found, rows, self.group)
             if config.learned_positions:
                 ends.positions = Embedding(self.positions())
@@ -130,7 +139,7 @@ class Loader:
             elif ends.embedding is not None:
                 ends.head = Linear(ends.embedding.weight_VE)
             else:
-                ends.head = Linear(table(self.prefix + keys.embedding))
+                ends.head = Linear(table(self.prefix + keys.embedding, kind=self.embedding_kind))
             if config.head_bias:
                 bias = self.read(self.head, (vocab,), rows=[rows], kind="bias")
                 ends.head.bias_O = self.filled(bias, part)
@@ -369,7 +378,8 @@ class Loader:
         mine = self.group.even_share(width, "the feed-forward width (intermediate_size)")
         if gate_up:
             second = range(width + mine.start, width + mine.stop)
-            parts = [(at + gate_up, 2 * width, [mine, second])]
+            both = [mine, second] if self.gate_first else [second, mine]
+            parts = [(at + gate_up, 2 * width, both)]
         else:
             parts = [(at + name, width, [mine]) for name in ([gate, up] if config.gated else [up])]
         return FeedForward(
@@ -421,7 +431,12 @@ class Loader:
         assert keys is not None
         router_dtype = tensors.float32 if choice.long_router else None
         router = Linear(
-            self.read(at + keys.router, (choice.count, config.width), dtype=router_dtype),
+            self.read(
+                at + keys.router,
+                (choice.count, config.width),
+                transposed=self.router_transposed,
+                dtype=router_dtype,
+            ),
             self.read(at + keys.router, (choice.count,), kind="bias") if choice.biases else None,
         )
         correction = self.correction(at, choice) if choice.correction else None

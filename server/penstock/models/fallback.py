@@ -49,10 +49,16 @@ ENDLESS = 8192
 NOT_SERVED = {
     "blt": "reads bytes in patches, whose lengths a second model within it chooses, and the paged cache has places for tokens alone",
     "cpmant": "lets every token of a prompt see those after it, so that nothing of a text stays as it was when a token is added",
+    "glm5_next": "chooses pools of keys in some layers and keeps a recurrent state in the others, over several residual streams, which no recipe "
+    "has together",
     "inkling2_text": "adds to the scores of attention what a query says of each distance, and to their sum a sink of each token's own, which no "
     "kernel of the paged cache knows",
+    "mistral_large4": "reads in some layers the keys that others have chosen and cached, beside latent attention, which no recipe has",
+    "paligemma": "lets every token of a prompt see those after it, so that nothing of a text stays as it was when a token is added",
     "prophetnet": "predicts several tokens at once, in streams that no kernel of the paged cache knows",
     "reformer": "attends to keys of the same hash, in chunks that depend on how long a text is",
+    "unlimited_ocr": "attends to a window and to all of a prompt, which no kernel of the paged cache knows",
+    "voxtral_realtime": "has a sound for every token of its text, and nothing to say without one",
     "xlm": "lets every token see those after it unless it is made for text alone (causal), and does not call attention through transformers' interface",
     "xlnet": "predicts a token from others in any order, and every token of a prompt sees those after it",
 }

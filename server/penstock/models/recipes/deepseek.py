@@ -142,8 +142,11 @@ def layers_without_indexer(fields: Fields, layers: int) -> list[bool]:
 
 
 def _experts(fields: Fields, third: bool) -> ExpertsConfig:
-    if third:
-        return sigmoid_experts(fields, default_scale=2.5)
+    return sigmoid_experts(fields, default_scale=2.5) if third else softmax_experts(fields)
+
+
+def softmax_experts(fields: Fields) -> ExpertsConfig:
+    """Experts as V2 chooses them: by a softmax over all, or over the best groups."""
     width = fields.count("moe_intermediate_size", default=1407)
     fields.refuse("topk_method", "greedy", "group_limited_greedy")
     fields.refuse("scoring_func", "softmax")

@@ -27,24 +27,28 @@ KEYS = replace(
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
-    fields.refuse("moe_gate", "topk")
-    fields.refuse("moe_use_aux_free", True)
-    read = ernie4_5.read_config(config)
-    width = fields.count("moe_intermediate_size", default=1536)
-    experts = ExpertsConfig(
-        fields.count("moe_num_experts", "num_experts", default=64),
-        width,
-        ops.Routing(fields.count("moe_k", "num_experts_per_tok", default=6), normalize=True),
-        shared_width=width * fields.whole("moe_num_shared_experts", 2),
-        correction=True,
-        long_router=True,
-    )
+    read, experts = ernie4_5.read_config(config), experts_of(fields)
     first, every = fields.whole("moe_layer_start_index", 1), fields.count("moe_layer_interval", default=1)
     last = config.get("moe_layer_end_index", -1)
     end = read.num_layers if last in (None, -1) else fields.whole("moe_layer_end_index", 0) + 1
     layers = range(read.num_layers)
     return read.with_layers(
         experts=[experts if first <= at < end and (at + 1) % every == 0 else None for at in layers]
+    )
+
+
+def experts_of(fields: Fields) -> ExpertsConfig:
+    """Of a layer that has some."""
+    fields.refuse("moe_gate", "topk")
+    fields.refuse("moe_use_aux_free", True)
+    width = fields.count("moe_intermediate_size", default=1536)
+    return ExpertsConfig(
+        fields.count("moe_num_experts", "num_experts", default=64),
+        width,
+        ops.Routing(fields.count("moe_k", "num_experts_per_tok", default=6), normalize=True),
+        shared_width=width * fields.whole("moe_num_shared_experts", 2),
+        correction=True,
+        long_router=True,
     )
 
 

@@ -56,6 +56,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     return read.with_layers(experts=[experts] * read.num_layers)
 
 
+# Kinds of rotary tables with `alpha`: of text, and of several positions for tokens of images.
+STRETCHED = ("dynamic", "xdrope")
+
 # Fields that have one value for all layers, or a list of the layers' values.
 PER_LAYER = ("moe_intermediate_size", "num_shared_expert", "moe_topk")
 
@@ -76,7 +79,7 @@ def stretched(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the base that `alpha` stands for: a context that is stretched for all lengths alike."""
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     scaling = Fields(config).part(name).config
-    if not scaling.get("alpha") or scaling.get("rope_type", scaling.get("type")) != "dynamic":
+    if not scaling.get("alpha") or scaling.get("rope_type", scaling.get("type")) not in STRETCHED:
         return config
     heads, width = Fields(config).count("num_attention_heads"), Fields(config).count("hidden_size")
     size = Fields(config).count("head_dim", default=width // heads)

@@ -12,6 +12,9 @@ from penstock.models.recipes.fields import Fields
 # ahead.
 TOWERS = (
     "vision_tower|vision_model|vision_encoder|visual|image_newline|audio_tower|audio_model|audio_encoder|audio_adapter|embed_vision|embed_audio"
+    "|high_res_vision_\\w+|image_tower|video_tower|vision_backbone|vit|sam_model|qwen2_model|view_seperator|visual_projection|vision_projector|mlp_AR|\\w+_projectors"
+    "|resampler_model|qformer|query_tokens|language_projection|encoder|generation_(aligner|embeddings|head)|image_pooling_2d"
+    "|(acoustic|semantic)_tokenizer_encoder|talker|token2wav|code2wav|perception|ctc_timestamp|blocks|patch_embed|pos_embed|deepstack_merger_list"
     "|vision_embed_tokens|vision_final_layernorm|vqmodel|vision_embedder|visual_embeddings_table|sound_encoder|sound_projection"
     "|multi_modal_projector|mm_projector|vision_projection|projector|aligner|patch_merge_mlp|connector|merger|mlp1|mtp"
 )
@@ -26,17 +29,30 @@ def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
         embedding=keys.embedding.removeprefix("model."),
         layer=keys.layer.removeprefix("model."),
         norm=keys.norm.removeprefix("model."),
-        prefixes=(
-            "language_model.model.",
-            "language_model.backbone.",
-            "model.language_model.",
-            "text_model.model.",
-            "model.text_model.",
-            "model.",
+        prefixes=tuple(
+            whole + part.removeprefix("model.")
+            for part in keys.prefixes
+            for whole in (
+                "language_model.model.",
+                "language_model.backbone.",
+                "model.language_model.",
+                "text_model.model.",
+                "model.text_model.",
+                "thinker.model.",
+                "llm.model.",
+                "model.",
+                "",
+            )
         ),
         head=f"language_model.{keys.head}",
-        other_heads=(keys.head, f"text_model.{keys.head}"),
-        ignored=(*keys.ignored, rf"(model\.)?({TOWERS})(\..*)?"),
+        other_heads=(
+            keys.head,
+            f"text_model.{keys.head}",
+            f"thinker.{keys.head}",
+            f"llm.{keys.head}",
+            f"model.language_model.{keys.head}",
+        ),
+        ignored=(*keys.ignored, rf"(model\.|thinker\.)?({TOWERS})(\..*)?"),
     )
 
 

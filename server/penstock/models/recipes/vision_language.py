@@ -1,9 +1,9 @@
 """The text of models that read images, too, by the recipe of the family that their text model is of: Qwen-VL, GLM-V,
-InternVL, Kimi-VL, Llama 4, LLaVA, Emu 3, Fuyu, and what else puts a known text model beside an encoder of images.
+InternVL, Kimi-VL, Llama 4, LLaVA, Emu 3, Fuyu, and what else puts a known text model beside an encoder of images or sound.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -18,10 +18,15 @@ from penstock.parallel.group import TensorGroup
 
 # The recipe of a text model, by its `model_type`.
 FAMILIES = {
+    "aria_text": "aria",
     "cohere2": "cohere2",
+    "cohere_compass_text": "cohere_compass",
+    "cosmos3_edge_text": "cosmos3_edge",
+    "deepseek_ocr2_text": "deepseek_ocr2",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "emu3_text_model": "llama",
+    "ernie4_5_vl_moe_text": "ernie4_5_vl_moe",
     "exaone4": "exaone4",
     "exaone4_5_text": "exaone4",
     "gemma": "gemma",
@@ -33,8 +38,13 @@ FAMILIES = {
     "glm4": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
     "gpt_oss": "gpt_oss",
     "granite": "granite",
+    "granite4_vision_text": "granite",
+    "granite_docling_text": "granite",
+    "hunyuan_vl_text": "hunyuan_v1",
+    "hyperclovax": "hyperclovax",
     "kimi_k2": "deepseek",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
@@ -44,25 +54,90 @@ FAMILIES = {
     "ministral3": "ministral3",
     "mistral": "mistral",
     "mistral4": "mistral4",
+    "molmo2_text": "molmo2",
     "nemotron_h": "nemotron_h",
+    "opt": "opt",
+    "paddleocr_vl_text": "paddleocr_vl",
     "persimmon": "persimmon",
     "phi3": "phi3",
     "qwen2": "qwen2",
-    "qwen2_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
     "qwen3": "qwen3",
-    "qwen3_moe": "qwen3_moe",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
-    "qwen3_vl_text": "qwen3",
+    "qwen3_moe": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_vl_moe",
+    "qwen3_vl_text": "qwen3",
     "smollm3": "smollm3",
+}
+
+# What the classes of transformers 5.23 have where published models of the LLaVA kind say nothing of their text.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cohere2": {
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-05,
+    },
+    "granite": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-06,
+    },
+    "llama": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-06,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-06,
+    },
+    "opt": {
+        "vocab_size": 50272,
+        "hidden_size": 768,
+        "ffn_dim": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 2048,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-06,
+    },
 }
 
 # Fields that a family's text configuration leaves out, since its code says them.
 SAID_BY_CODE: dict[str, dict[str, Any]] = {
     "emu3_text_model": {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
+    "glm_ocr_text": {"partial_rotary_factor": 1.0},
     "glm4v_text": {"attention_bias": True},
     "persimmon": {"rope_theta": 25000.0},
     "qwen2_vl_text": {"rope_theta": 1000000.0},
@@ -72,45 +147,85 @@ SAID_BY_CODE: dict[str, dict[str, Any]] = {
 
 # The text model of a family that does not name it.
 UNNAMED = {
+    "aria": "aria_text",
+    "aya_vision": "cohere2",
+    "blip-2": "opt",
+    "cohere2_vision": "cohere2",
+    "cohere_compass": "cohere_compass_text",
+    "cosmos3_edge": "cosmos3_edge_text",
+    "cosmos3_omni": "qwen3_vl_text",
+    "deepseek_ocr2": "deepseek_ocr2_text",
     "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
     "emu3": "emu3_text_model",
+    "ernie4_5_moe_vl": "ernie4_5_vl_moe_text",
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "exaone4_5": "exaone4",
+    "fast_vlm": "qwen2",
+    "fun_asr_nano": "qwen3",
     "fuyu": "persimmon",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "glm_ocr": "glm_ocr_text",
+    "glmasr": "llama",
     "got_ocr2": "qwen2",
+    "granite4_vision": "granite4_vision_text",
+    "granite_docling": "granite_docling_text",
+    "granite_speech": "granite",
+    "granite_speech_plus": "granite",
+    "hunyuan_vl": "hunyuan_vl_text",
+    "hyperclovax_vision_v2": "hyperclovax",
     "idefics2": "mistral",
     "idefics3": "llama",
-    "glm4v_moe": "glm4v_moe_text",
+    "instructblip": "opt",
+    "instructblipvideo": "opt",
     "internvl": "qwen2",
-    "kimi_vl": "deepseek_v3",
+    "janus": "llama",
     "kimi_k25": "deepseek_v3",
+    "kimi_vl": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "lfm3_vl": "lfm3",
     "lighton_ocr": "qwen3",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
+    "llava_next_video": "llama",
     "llava_onevision": "qwen2",
     "minicpm_ocr": "qwen3_5_text",
     "minicpmv4_6": "qwen3_5_text",
     "minicpmv4_7": "qwen3_5_text",
     "mistral3": "mistral",
+    "molmo2": "molmo2_text",
+    "nemo_speechlm": "nemotron_h",
     "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
-    "qwen2_vl": "qwen2_vl_text",
+    "paddleocr_vl": "paddleocr_vl_text",
+    "perception_lm": "llama",
+    "qianfan_ocr": "qwen3",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_audio": "qwen2",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_asr": "qwen3",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "vibevoice_asr": "qwen2",
     "video_llama_3": "qwen2",
+    "video_llava": "llama",
+    "vipllava": "llama",
+    "voxtral": "llama",
 }
 
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
     """The text model's config.json, as its family has it. Raises UnusableModel."""
+    if "thinker_config" in config:  # Qwen-Omni, beside what speaks
+        return text_of(Fields(config).part("thinker_config").config)
     if "text_config" in config:
         text = text_config(config, {})
     elif "llm_config" in config:  # of InternVL in its own repositories
@@ -122,7 +237,12 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         raise UnusableModel(
             f"config.json: the text model has the model_type {kind!r}; served are {', '.join(sorted(FAMILIES))}"
         )
-    return {**SAID_BY_CODE.get(kind, {}), **text_rope(text), "model_type": kind}
+    return {
+        **DEFAULTS.get(kind, {}),
+        **SAID_BY_CODE.get(kind, {}),
+        **text_rope(text),
+        "model_type": kind,
+    }
 
 
 def text_rope(text: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +270,32 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 def keys(config: dict[str, Any]) -> CheckpointKeys:
     """Those of the text model, within the whole."""
     text = text_of(config)
-    return text_keys(recipe_of_text(text).keys(text))
+    found = recipe_of_text(text).keys(text)
+    if config.get("model_type") == "nemo_speechlm":  # Nemotron-H by the names that others have
+        found = replace(found, embedding="embed_tokens", norm="norm")
+    return text_keys(found)
+
+
+# What the newer checkpoints of Cosmos 3 call the parts of a layer, in the words of diffusers.
+DIFFUSERS = {
+    "self_attn.q_proj": "self_attn.to_q",
+    "self_attn.k_proj": "self_attn.to_k",
+    "self_attn.v_proj": "self_attn.to_v",
+    "self_attn.o_proj": "self_attn.to_out",
+    "self_attn.q_norm": "self_attn.norm_q",
+    "self_attn.k_norm": "self_attn.norm_k",
+    "mlp.fc1": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
+}
+
+
+def keys_of_diffusers(keys: CheckpointKeys) -> CheckpointKeys:
+    """The same with these names."""
+    named = {part.name: getattr(keys, part.name) for part in fields(keys)}
+    renamed: dict[str, Any] = {
+        part: DIFFUSERS[name] for part, name in named.items() if isinstance(name, str) and name in DIFFUSERS
+    }
+    return replace(keys, **renamed)
 
 
 @dataclass(frozen=True)
@@ -161,7 +306,17 @@ class TextRecipe(DecoderRecipe):
         self, config: dict[str, Any]
     ) -> Callable[[DecoderConfig, CheckpointKeys, Checkpoint, TensorGroup], ModelLoader]:
         """See Recipe."""
-        return recipe_of_text(text_of(config)).loader
+        loader = recipe_of_text(text_of(config)).loader
+        if not str(config.get("model_type")).startswith("cosmos3"):
+            return loader
+
+        def loader_of_cosmos(
+            shape: DecoderConfig, keys: CheckpointKeys, checkpoint: Checkpoint, group: TensorGroup
+        ) -> ModelLoader:
+            renamed = checkpoint.has("layers.0.self_attn.to_q.weight")
+            return loader(shape, keys_of_diffusers(keys) if renamed else keys, checkpoint, group)
+
+        return loader_of_cosmos
 
 
 RECIPE = TextRecipe(read_config, keys)

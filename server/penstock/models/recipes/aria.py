@@ -1,0 +1,41 @@
+"""The text of Aria: Llama with experts in one tensor for all of them, stored as (X, in, out), and shared ones beside them."""
+
+from dataclasses import replace
+from typing import Any
+
+import penstock_kernels as ops
+from penstock.models.checkpoint_keys import ExpertKeys
+from penstock.models.config import DecoderConfig, ExpertsConfig
+from penstock.models.recipe import DecoderRecipe
+from penstock.models.recipes import llama
+from penstock.models.recipes.fields import Fields
+from penstock.models.recipes.stacked_experts import TransposedExpertsLoader
+
+KEYS = replace(
+    llama.KEYS,
+    experts=ExpertKeys(
+        router="mlp.router",
+        up="mlp.experts.fc1.weight",
+        down="mlp.experts.fc2.weight",
+        shared_gate_proj="mlp.shared_experts.gate_proj",
+        shared_up="mlp.shared_experts.up_proj",
+        shared_down="mlp.shared_experts.down_proj",
+    ),
+)
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Checks config.json and names its choices."""
+    fields = Fields({"moe_num_experts": 8, "moe_topk": 2, "intermediate_size": 4096, **config})
+    read = llama.read_config(fields.config)
+    width = fields.count("intermediate_size")
+    experts = ExpertsConfig(
+        fields.count("moe_num_experts"),
+        width,
+        ops.Routing(fields.count("moe_topk"), normalize=True),
+        shared_width=width * fields.whole("moe_num_shared_experts", 2),
+    )
+    return read.with_layers(experts=[experts] * read.num_layers)
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS, TransposedExpertsLoader)
