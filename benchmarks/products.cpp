@@ -77,20 +77,28 @@ uint64_t random_bits() {
     return state ^= state << 17;
 }
 
-// Numbers of ordinary size in each format: bf16 between 0.0078 and 0.031, int8 from -127 on, int4 with factors from 3 to 10.
+// Numbers of ordinary size in each format: bf16 between 0.0078 and 0.031, int8 from -127 on, int4 with factors from 3 to 10; what stands
+// for 0 beyond the inputs, as packed weights have it.
 void fill_weights(const Cell &cell, uint8_t *weights) {
-    const int64_t tiles = round_up(cell.inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS;
+    const bool is_int4 = cell.format == PENSTOCK_FORMAT_INT4;
+    const int64_t tile_inputs = is_int4 ? PENSTOCK_INT4_INPUTS : PENSTOCK_BYTE_INPUTS;
+    const int64_t tile_bytes = is_int4 ? PENSTOCK_INT4_BYTES : 1024;
+    const int64_t tiles = round_up(cell.inputs, tile_inputs) / tile_inputs;
     for (int64_t at = 0; at < cell.matrix_bytes * cell.layers; at += 8) {
         uint64_t bits = random_bits();
         auto *const bytes = reinterpret_cast<uint8_t *>(&bits);
+        const int64_t in_tile = at % tile_bytes - (is_int4 ? 64 : 0);
+        const int64_t input = at / tile_bytes % tiles * tile_inputs + in_tile / 64 * 4;
         if (cell.format == PENSTOCK_FORMAT_BF16) {
             bits = (bits & 0x83ff83ff83ff83ffull) | 0x3c003c003c003c00ull;
-        } else if (cell.format == PENSTOCK_FORMAT_INT8) {
+        } else if (!is_int4) {
             for (int i = 0; i < 8; i++) bytes[i] += bytes[i] == 0x80;
-        } else if (at % PENSTOCK_INT4_BYTES < 64) {
+            if (input >= cell.inputs) bits = 0;
+        } else if (in_tile < 0) {
             bits = (bits & 0x0707070707070707ull) + 0x0303030303030303ull;
-        } else if (cell.inputs % PENSTOCK_INT4_INPUTS && at / PENSTOCK_INT4_BYTES % tiles == tiles - 1) {
-            bits = (bits & 0x0f0f0f0f0f0f0f0full) | 0x8080808080808080ull;  // beyond the inputs: 8, which stands for 0
+        } else {
+            if (input >= cell.inputs) bits = (bits & 0xf0f0f0f0f0f0f0f0ull) | 0x0808080808080808ull;
+            if (input + 64 >= cell.inputs) bits = (bits & 0x0f0f0f0f0f0f0f0full) | 0x8080808080808080ull;
         }
         std::memcpy(weights + at, &bits, 8);
     }
@@ -231,7 +239,7 @@ int main(int argc, char **argv) {
             args.weight = weights + cell.matrix_bytes * (i % cell.layers);
             args.epilogue = cell.gated ? PENSTOCK_GATE : PENSTOCK_STORE, args.activation = PENSTOCK_SILU;
             args.scale = 1.0f, args.to_bf16 = cell.gated;
-            args.source = source, args.source_bytes = cell.source_bytes;
+            args.source = source, args.source_bytes = cell.source_bytes, args.width = cell.inputs;
             args.target = targets[which], args.target_bytes = cell.target_bytes;
             layers[which].push_back(args);
         }

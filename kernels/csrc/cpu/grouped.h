@@ -176,7 +176,7 @@ INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_
             from[i] = unpacked[i] + groups * 128 + (int64_t)at * kTilesOfGroup<group> * kTileBytes;
         // Groups of 32 are half of the 64 inputs that their tile is for.
         const int first = at * group / PENSTOCK_BYTE_INPUTS * PENSTOCK_BYTE_INPUTS;
-        byte_product(a + first, a_bytes, rows, from, count, kTilesOfGroup<group>, kOfCached, 0, false, whole);
+        byte_product(a + first, a_bytes, rows, from, count, 16 * kTilesOfGroup<group>, kOfCached, 0, false, whole);
         for (int i = 0; i < count; i++) {
             const F16 scale = load(reinterpret_cast<const float *>(unpacked[i] + at * 128 + 64));
             const I16 turned = kIsTurned ? (I16)load(reinterpret_cast<const float *>(unpacked[i] + at * 128)) : I16{};

@@ -35,53 +35,86 @@ constexpr int kInt4Few = 16;
 #endif
 
 #if defined(PENSTOCK_AVX512)
-// One or two rows times a column of int4. A group's numbers are multiplied as they are, from 0 to 15; then 8 times the sum of
+// 8 times the sums of a row's groups of inputs, less than 0, which sums of numbers from 0 to 15 begin with. Inputs have no sign where
+// they are turned.
+INLINE void sum_int4_inputs(const uint8_t *a, int quads, int32_t *eights) {
+    const __m256i signs = _mm256_set1_epi8(kIsTurned ? 0 : -128);
+    for (int group = 0; group < (quads + 7) / 8; group++) {
+        const auto *inputs = reinterpret_cast<const __m256i *>(a + group * PENSTOCK_INT4_GROUP);
+        const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(_mm256_loadu_si256(inputs), signs), _mm256_setzero_si256());
+        const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+        const int sum = static_cast<int>(_mm_cvtsi128_si64(two) + _mm_extract_epi64(two, 1));
+        eights[group] = -8 * (kIsTurned ? sum : sum - 128 * PENSTOCK_INT4_GROUP);
+    }
+}
+
+// Quads of one group, or of two in the same bytes, of one or two rows.
+template <int rows, bool has_high>
+INLINE void int4_groups(const uint8_t *a, long a_bytes, const uint8_t *numbers, const uint8_t *ahead, const uint8_t *factors,
+                        const int32_t *const *eights, __m512i *sum) {
+    const __m512i nibbles = _mm512_set1_epi8(15);
+    // Of a number without a sign and one with: inputs have none where they are turned.
+    const auto add = [](__m512i so_far, __m512i inputs, __m512i some) {
+        return kIsTurned ? _mm512_dpbusd_epi32(so_far, inputs, some) : _mm512_dpbusd_epi32(so_far, some, inputs);
+    };
+    __m512i low[rows], high[rows];
+    for (int r = 0; r < rows; r++) {
+        low[r] = _mm512_set1_epi32(eights[r][0]);
+        high[r] = has_high ? _mm512_set1_epi32(eights[r][2]) : _mm512_setzero_si512();
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < 8; p++) {
+        // A line with each line: many at once would have those wait that are needed now.
+        fetch_ahead(ahead + p * 64, 64);
+        const __m512i both = _mm512_loadu_si512(numbers + p * 64);
+        const __m512i first = _mm512_and_si512(both, nibbles);
+        const __m512i second = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
+        for (int r = 0; r < rows; r++) {
+            const uint8_t *quad = a + r * a_bytes + p * 4;
+            low[r] = add(low[r], _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad)), first);
+            if (has_high)
+                high[r] = add(high[r],
+                              _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS)), second);
+        }
+    }
+    const auto *from = reinterpret_cast<const __m128i *>(factors);
+    const __m512i low_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(from));
+    const __m512i high_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(from + 2));
+    for (int r = 0; r < rows; r++) {
+        sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(low[r], low_factor));
+        if (has_high) sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(high[r], high_factor));
+    }
+}
+
+// One or two rows times a column of int4. A group's numbers are multiplied as they are, from 0 to 15; 8 times the sum of
 // its inputs is taken off, and what is left multiplied by the group's factor: the whole numbers that come of int8 tiles. Columns
 // are short: several side by side would be as many streams, and what the processor fetches beyond each one's end is lost. `step`:
-// from this column to the one that is multiplied next.
+// from this column to the one that is multiplied next; `eights`: of each row.
 template <int rows>
-INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int tiles, long step, float *c) {
-    const __m512i nibbles = _mm512_set1_epi8(15), eights = _mm512_set1_epi8(8);
-    // Of a number without a sign and one with: inputs have none where they are turned.
-    const auto add = [](__m512i sum, __m512i inputs, __m512i numbers) {
-        return kIsTurned ? _mm512_dpbusd_epi32(sum, inputs, numbers) : _mm512_dpbusd_epi32(sum, numbers, inputs);
-    };
-    __m512i sum[rows] = {};
+INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int quads, long step, const int32_t *eights,
+                      long eights_step, float *c) {
+    const int tiles = (quads + 31) / 32;
+    __m512i sum[rows];
+    for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
     for (int k = 0; k < tiles; k++) {
         const uint8_t *const tile = column + (long)k * PENSTOCK_INT4_BYTES;
         const uint8_t *const ahead = ahead_of(column, k, tiles, PENSTOCK_INT4_BYTES, step);
         fetch_ahead(ahead + 1024, 64);
         for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
-            __m512i low[rows] = {}, high[rows] = {}, low_inputs[rows] = {}, high_inputs[rows] = {};
-            const long group = (long)k * PENSTOCK_INT4_INPUTS + half * 32;
-#pragma GCC unroll 8
-            for (int p = 0; p < 8; p++) {
-                // A line with each line: many at once would have those wait that are needed now.
-                fetch_ahead(ahead + half * 512 + p * 64, 64);
-                const __m512i both = _mm512_loadu_si512(tile + 64 + half * 512 + p * 64);
-                const __m512i first = _mm512_and_si512(both, nibbles);
-                const __m512i second = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
-                for (int r = 0; r < rows; r++) {
-                    // Beyond the inputs there are other bytes, and weights of 0.
-                    const uint8_t *quad = a + r * a_bytes + group + p * 4;
-                    const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
-                    const __m512i y =
-                        _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS));
-                    low_inputs[r] = add(low_inputs[r], x, eights);
-                    high_inputs[r] = add(high_inputs[r], y, eights);
-                    low[r] = add(low[r], x, first);
-                    high[r] = add(high[r], y, second);
-                }
+            const int left = quads - k * 32 - half * 8;
+            const uint8_t *const there = ahead + half * 512;
+            if (left <= 0) {
+                fetch_ahead(there, 512);
+                continue;
             }
-            const auto *factors = reinterpret_cast<const __m128i *>(tile) + half;
-            const __m512i low_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors));
-            const __m512i high_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(factors + 2));
-            for (int r = 0; r < rows; r++) {
-                const __m512i of_low = _mm512_sub_epi32(low[r], low_inputs[r]);
-                const __m512i of_high = _mm512_sub_epi32(high[r], high_inputs[r]);
-                sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(of_low, low_factor));
-                sum[r] = _mm512_add_epi32(sum[r], _mm512_mullo_epi32(of_high, high_factor));
-            }
+            const uint8_t *const inputs = a + (long)k * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP;
+            const uint8_t *const numbers = tile + 64 + half * 512;
+            const int32_t *of_rows[rows];
+            for (int r = 0; r < rows; r++) of_rows[r] = eights + r * eights_step + k * 4 + half;
+            if (left > 16)
+                int4_groups<rows, true>(inputs, a_bytes, numbers, there, tile + half * 16, of_rows, sum);
+            else
+                int4_groups<rows, false>(inputs, a_bytes, numbers, there, tile + half * 16, of_rows, sum);
         }
     }
     for (int r = 0; r < rows; r++) _mm512_storeu_si512(c + r * 16, sum[r]);
@@ -98,57 +131,80 @@ INLINE __m512i load_once(const uint8_t *from) {
     return x;
 }
 
-// Rows times one or two columns of int4, `k_tiles` times 64 inputs, which become int8 in registers: written to memory
+// Products of rows with one group of one or two columns, or with two in the same bytes.
+template <int rows, int count, bool has_high>
+INLINE void int4_block_groups(const uint8_t *inputs, long a_bytes, const uint8_t *const *tile, const uint8_t *const *ahead,
+                              int half, __m512i (*sum)[count]) {
+    const __m512i nibbles = _mm512_set1_epi8(15);
+    constexpr int uppers = has_high ? 2 : 1;
+    __m512i factors[2][count], eights[2][count];
+    for (int upper = 0; upper < uppers; upper++)
+        for (int i = 0; i < count; i++) {
+            const auto *from = reinterpret_cast<const __m128i *>(tile[i]) + 2 * upper + half;
+            const __m512i factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(from));
+            factors[upper][i] = _mm512_or_si512(factor, _mm512_slli_epi32(factor, 16));
+            const __m512i eight = _mm512_slli_epi32(factors[upper][i], 3);
+            eights[upper][i] = _mm512_or_si512(eight, _mm512_slli_epi32(eight, 8));
+        }
+#pragma GCC unroll 8
+    for (int p = 0; p < 8; p++) {
+        __m512i numbers[2][count];
+        for (int i = 0; i < count; i++) {
+            fetch_ahead(ahead[i] + half * 512 + p * 64, 64);
+            const __m512i both = load_once(tile[i] + 64 + half * 512 + p * 64);
+            // Two numbers up to 15 in 16 bits, times up to 15: the lower does not reach the upper one's byte.
+            const __m512i low = _mm512_and_si512(both, nibbles);
+            numbers[0][i] = _mm512_sub_epi8(_mm512_mullo_epi16(low, factors[0][i]), eights[0][i]);
+            if (!has_high) continue;
+            const __m512i high = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
+            numbers[1][i] = _mm512_sub_epi8(_mm512_mullo_epi16(high, factors[1][i]), eights[1][i]);
+        }
+        for (int upper = 0; upper < uppers; upper++)
+            for (int r = 0; r < rows; r++) {
+                const uint8_t *quad = inputs + r * a_bytes + upper * PENSTOCK_BYTE_INPUTS + p * 4;
+                const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
+                for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, numbers[upper][i]);
+            }
+    }
+}
+
+// Rows times one or two columns of int4, of so many quads of inputs, which become int8 in registers: written to memory
 // and read again they cost half of what products of eight rows do where registers are stored by halves (Zen 4).
 // `step`: from each column to the one that is multiplied next in its place.
 template <int rows, int count>
-INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int k_tiles, long step,
+INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int quads, long step,
                        float *c) {
-    const int tiles = (k_tiles + 1) / 2;
-    const __m512i nibbles = _mm512_set1_epi8(15);
+    const int tiles = (quads + 31) / 32;
     __m512i sum[rows][count];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) sum[r][i] = _mm512_setzero_si512();
-    for (int k = 0; k < tiles; k++) {
-        const uint8_t *tile[count], *ahead[count];
+    const auto find = [&](int k, const uint8_t **tile, const uint8_t **ahead) {
         for (int i = 0; i < count; i++) {
             tile[i] = columns[i] + (long)k * PENSTOCK_INT4_BYTES;
             ahead[i] = ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step);
             fetch_ahead(ahead[i] + 1024, 64);
         }
-        for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
-            __m512i factors[2][count], eights[2][count];
-            for (int upper = 0; upper < 2; upper++)
-                for (int i = 0; i < count; i++) {
-                    const auto *from = reinterpret_cast<const __m128i *>(tile[i]) + 2 * upper + half;
-                    const __m512i factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(from));
-                    factors[upper][i] = _mm512_or_si512(factor, _mm512_slli_epi32(factor, 16));
-                    const __m512i eight = _mm512_slli_epi32(factors[upper][i], 3);
-                    eights[upper][i] = _mm512_or_si512(eight, _mm512_slli_epi32(eight, 8));
-                }
-            const uint8_t *const inputs = a + (long)k * PENSTOCK_INT4_INPUTS + half * 32;
-#pragma GCC unroll 8
-            for (int p = 0; p < 8; p++) {
-                __m512i numbers[2][count];
-                for (int i = 0; i < count; i++) {
-                    fetch_ahead(ahead[i] + half * 512 + p * 64, 64);
-                    const __m512i both = load_once(tile[i] + 64 + half * 512 + p * 64);
-                    // Two numbers up to 15 in 16 bits, times up to 15: the lower does not reach the upper one's byte.
-                    const __m512i low = _mm512_and_si512(both, nibbles);
-                    const __m512i high = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
-                    numbers[0][i] = _mm512_sub_epi8(_mm512_mullo_epi16(low, factors[0][i]), eights[0][i]);
-                    numbers[1][i] = _mm512_sub_epi8(_mm512_mullo_epi16(high, factors[1][i]), eights[1][i]);
-                }
-                for (int upper = 0; upper < 2; upper++) {
-                    if (2 * k + upper == k_tiles) continue;
-                    for (int r = 0; r < rows; r++) {
-                        const uint8_t *quad = inputs + r * a_bytes + upper * PENSTOCK_BYTE_INPUTS + p * 4;
-                        const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
-                        for (int i = 0; i < count; i++)
-                            sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, numbers[upper][i]);
-                    }
-                }
-            }
+    };
+    const uint8_t *tile[count], *ahead[count];
+    const int whole = quads / 32;
+    for (int k = 0; k < whole; k++) {
+        find(k, tile, ahead);
+        for (int half = 0; half < 2; half++)  // groups 0 and 2, then 1 and 3
+            int4_block_groups<rows, count, true>(a + (long)k * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP, a_bytes, tile,
+                                                 ahead, half, sum);
+    }
+    if (whole < tiles) {
+        // Groups beyond the inputs are zeros.
+        find(whole, tile, ahead);
+        for (int half = 0; half < 2; half++) {
+            const int left = quads - whole * 32 - half * 8;
+            const uint8_t *const inputs = a + (long)whole * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP;
+            if (left > 16)
+                int4_block_groups<rows, count, true>(inputs, a_bytes, tile, ahead, half, sum);
+            else if (left > 0)
+                int4_block_groups<rows, count, false>(inputs, a_bytes, tile, ahead, half, sum);
+            else
+                for (int i = 0; i < count; i++) fetch_ahead(ahead[i] + half * 512, 512);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -156,23 +212,23 @@ INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *col
 }
 
 template <int count, int most>
-INLINE void some_int4_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int k_tiles,
+INLINE void some_int4_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int quads,
                            long step, float *c) {
     if constexpr (most > 0) {
         if (rows == most)
-            int4_block<most, count>(a, a_bytes, columns, k_tiles, step, c);
+            int4_block<most, count>(a, a_bytes, columns, quads, step, c);
         else
-            some_int4_rows<count, most - 1>(a, a_bytes, rows, columns, k_tiles, step, c);
+            some_int4_rows<count, most - 1>(a, a_bytes, rows, columns, quads, step, c);
     }
 }
 
 // Up to 16 rows, in equal parts; the first brings the columns from far.
 template <int count>
-SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int k_tiles,
+SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int quads,
                           long step, float *c) {
     for (int row = 0, parts = (rows + kInt4Rows - 1) / kInt4Rows; row < rows; parts--) {
         const int some = (rows - row + parts - 1) / parts;
-        some_int4_rows<count, kInt4Rows>(a + row * a_bytes, a_bytes, some, columns, k_tiles, row == 0 ? step : 0,
+        some_int4_rows<count, kInt4Rows>(a + row * a_bytes, a_bytes, some, columns, quads, row == 0 ? step : 0,
                                          c + row * 16);
         row += some;
     }

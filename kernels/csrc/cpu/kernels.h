@@ -178,6 +178,8 @@ struct LinearArgs {
     // Of the sum over experts: of each row the token that it is added to, and its weight.
     const int32_t *tokens;
     const float *weights;
+    // Of the inputs, which fill whole tiles, those that are not zeros; 0: all of them.
+    int width;
 };
 
 // A step's tokens by the experts that they go to: entries of an expert are neighbours, in the order of tokens. Written by

@@ -193,22 +193,35 @@ constexpr int kInt4Near = 4;
 // Products of up to 16 rows with columns of int4, brought to int8 piece by piece, with AVX-512 in registers and else at
 // `unpacked`; or of one or two rows as they are.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
-                         int count, int k_tiles, long step, uint8_t *unpacked, float *sums) {
-    const int tiles = (k_tiles + 1) / 2;
+                         int count, int quads, long step, uint8_t *unpacked, float *sums) {
+    const int tiles = (quads + 31) / 32;
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
     if (rows <= 2) {
         // Of a gated layer gates are multiplied first, which lie one behind the other, and then what they open.
         const bool are_pairs = args.epilogue == PENSTOCK_GATE && count == 4;
         int order[kMostTiles];
         for (int i = 0; i < count; i++) order[i] = are_pairs ? i % 2 * 2 + i / 2 : i;
+#if defined(PENSTOCK_AVX512)
+        // Behind the sums.
+        auto *const eights = reinterpret_cast<int32_t *>(sums + kMostTiles * kBlockFloats);
+        const int groups = tiles * PENSTOCK_INT4_INPUTS / PENSTOCK_INT4_GROUP;
+        for (int r = 0; r < rows; r++) sum_int4_inputs(a + r * args.source_bytes, quads, eights + r * groups);
+#endif
         for (int i = 0; i < count; i++) {
             const uint8_t *const column = columns[order[i]];
             const long to_next = i + 1 < count ? columns[order[i + 1]] - column : columns[0] + step - column;
             float *const to = sums + order[i] * kBlockFloats;
+#if defined(PENSTOCK_AVX512)
+            if (rows == 1)
+                int4_rows<1>(a, args.source_bytes, column, quads, to_next, eights, groups, to);
+            else
+                int4_rows<2>(a, args.source_bytes, column, quads, to_next, eights, groups, to);
+#else
             if (rows == 1)
                 int4_rows<1>(a, args.source_bytes, column, tiles, to_next, to);
             else
                 int4_rows<2>(a, args.source_bytes, column, tiles, to_next, to);
+#endif
         }
         return;
     }
@@ -217,9 +230,9 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
     for (int i = 0; i < count; i += 2) {
         const long to_next = i + 2 < count ? columns[i + 2] - columns[i] : columns[0] + step - columns[i];
         if (i + 1 < count)
-            int4_blocks<2>(a, args.source_bytes, rows, columns + i, k_tiles, to_next, sums + i * kBlockFloats);
+            int4_blocks<2>(a, args.source_bytes, rows, columns + i, quads, to_next, sums + i * kBlockFloats);
         else
-            int4_blocks<1>(a, args.source_bytes, rows, columns + i, k_tiles, to_next, sums + i * kBlockFloats);
+            int4_blocks<1>(a, args.source_bytes, rows, columns + i, quads, to_next, sums + i * kBlockFloats);
     }
 #else
     const uint8_t *from[kMostTiles];
@@ -233,7 +246,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
                 unpack_int4(tile, unpacked + (i * kInt4Near + k) * 2 * kTileBytes);
             }
         byte_product(a + first * 2 * PENSTOCK_BYTE_INPUTS, args.source_bytes, rows, from, count,
-                     static_cast<int>(least(2 * some, k_tiles - 2 * first)), kOfCached, 0, first > 0, sums);
+                     static_cast<int>(least(32 * some, quads - 32 * first)), kOfCached, 0, first > 0, sums);
     }
 #endif
 }
@@ -284,6 +297,7 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
     const bool gated = args.epilogue == PENSTOCK_GATE, is_bf16 = args.format == PENSTOCK_FORMAT_BF16;
     bool is_int4 = args.format == PENSTOCK_FORMAT_INT4;
     const int k_tiles = args.inputs / (is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS);
+    const int quads = ((args.width ? args.width : args.inputs) + 3) / 4;
     const int64_t column_bytes = is_int4 ? (int64_t)((k_tiles + 1) / 2) * PENSTOCK_INT4_BYTES
                                          : (int64_t)k_tiles * kTileBytes;
     const long step = next * column_bytes;
@@ -324,9 +338,9 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
         if (is_bf16)
             product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, sums);
         else if (is_int4)
-            int4_product(args, a, rows, columns, count, k_tiles, step, unpacked, sums);
+            int4_product(args, a, rows, columns, count, quads, step, unpacked, sums);
         else
-            byte_product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, false, sums);
+            byte_product(a, args.source_bytes, rows, columns, count, quads, use, step, false, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)
             finish(args, row, rows, tiles[i], sums + i * kBlockFloats, gated ? sums + (i + 1) * kBlockFloats : nullptr,
                    gated ? tiles[i + 1] : 0);

@@ -93,9 +93,10 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
 }
 
 template <int rows, int count, bool ahead>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
                       float *c) {
-    matrix_rows<int32x4_t, rows, ahead>(a, a_bytes, b, count, k_tiles, step, 16, 64, nullptr, 0, goes_on, c);
+    matrix_rows<int32x4_t, rows, ahead>(a, a_bytes, b, count, tiles_of_quads(quads), step, 16, 64, nullptr, 0,
+                                          goes_on, c);
 }
 
 #else
@@ -189,9 +190,9 @@ COLUMNS void whole_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b,
 }
 
 template <int rows, int count, bool ahead>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
                       float *c) {
-    whole_rows<rows, ahead>(a, a_bytes, b, count, k_tiles, step, goes_on, c);
+    whole_rows<rows, ahead>(a, a_bytes, b, count, tiles_of_quads(quads), step, goes_on, c);
 }
 
 #endif

@@ -252,17 +252,19 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
 }
 #endif
 
-// Of bytes, likewise: sums of 32 bits in c, added to what is there where `goes_on`.
+// Of bytes, likewise, of so many quads of inputs; beyond them a tile has zeros. Sums of 32 bits in c, added to what is there where
+// `goes_on`.
 #if defined(PENSTOCK_NEON)
 #elif defined(PENSTOCK_AVX512)
 template <int rows, int count, bool ahead>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
                       float *c) {
+    const int whole = quads / 16, k_tiles = tiles_of_quads(quads);
     __m512i sum[rows][count];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++)
             sum[r][i] = goes_on ? _mm512_loadu_si512(c + i * kBlockFloats + r * 16) : _mm512_setzero_si512();
-    for (int k = 0; k < k_tiles; k++) {
+    for (int k = 0; k < whole; k++) {
         const uint8_t *next[count];
         for (int i = 0; ahead && i < count; i++) next[i] = ahead_of(b[i], k, k_tiles, kTileBytes, step);
         for (int p = 0; p < 16; p++) {
@@ -278,15 +280,28 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
             }
         }
     }
+    // Of a last tile that is not full; in a loop of its own, since the other one's length is known.
+    for (int p = 0; p < quads - whole * 16; p++)
+        for (int r = 0; r < rows; r++) {
+            const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + whole * 64 + p * 4);
+            const __m512i x = _mm512_set1_epi32(*quad);
+            for (int i = 0; i < count; i++) {
+                const __m512i factor = _mm512_loadu_si512(b[i] + (long)whole * kTileBytes + p * 64);
+                sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, factor);
+            }
+        }
+    for (int i = 0; ahead && whole < k_tiles && i < count; i++)
+        fetch_ahead(ahead_of(b[i], whole, k_tiles, kTileBytes, step), kTileBytes);
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) _mm512_storeu_si512(c + i * kBlockFloats + r * 16, sum[r][i]);
 }
 #elif defined(__AVX2__)
 template <int rows, int count, bool ahead>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
                       float *c) {
     // The sizes of the tokens' numbers times weights with their signs: at most 127, so that two products fit 16 bits.
     const __m256i ones = _mm256_set1_epi16(1);
+    const int k_tiles = tiles_of_quads(quads);
     for (int i = 0; i < count; i++) {
         __m256i sum[rows][2];
         for (int r = 0; r < rows; r++)
@@ -296,7 +311,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
             }
         for (int k = 0; k < k_tiles; k++) {
             if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
-            for (int p = 0; p < 16; p++) {
+            for (int p = 0; p < quads_in(k, quads); p++) {
                 const auto *tile = reinterpret_cast<const __m256i *>(b[i] + (long)k * kTileBytes + p * 64);
                 const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
                 for (int r = 0; r < rows; r++) {
@@ -316,17 +331,18 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
 }
 #else
 template <int rows, int count, bool ahead>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, bool goes_on,
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
                       float *c) {
+    const int k_tiles = tiles_of_quads(quads);
     for (int i = 0; i < count; i++) {
         I16 sum[rows];
         for (int r = 0; r < rows; r++) sum[r] = goes_on ? (I16)load(c + i * kBlockFloats + r * 16) : I16{};
         for (int k = 0; k < k_tiles; k++) {
             if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
-            for (int p = 0; p < 16; p++) {
-                const I16 quads = *reinterpret_cast<const I16 *>(b[i] + (long)k * kTileBytes + p * 64);
+            for (int p = 0; p < quads_in(k, quads); p++) {
+                const I16 fours = *reinterpret_cast<const I16 *>(b[i] + (long)k * kTileBytes + p * 64);
                 for (int at = 0; at < 4; at++) {
-                    const I16 factor = quads << (24 - 8 * at) >> 24;
+                    const I16 factor = fours << (24 - 8 * at) >> 24;
                     for (int r = 0; r < rows; r++)
                         sum[r] += factor * (int32_t) static_cast<int8_t>(a[r * a_bytes + k * 64 + p * 4 + at]);
                 }
@@ -339,19 +355,19 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
 
 // Of up to `most` rows; `ahead`: what is multiplied later is asked for.
 template <int count, bool ahead, int most>
-INLINE void some_byte_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, long step,
+INLINE void some_byte_rows(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int quads, long step,
                            bool goes_on, float *c) {
     if constexpr (most > 0) {
         if (rows == most)
-            byte_rows<most, count, ahead>(a, a_bytes, b, k_tiles, step, goes_on, c);
+            byte_rows<most, count, ahead>(a, a_bytes, b, quads, step, goes_on, c);
         else
-            some_byte_rows<count, ahead, most - 1>(a, a_bytes, rows, b, k_tiles, step, goes_on, c);
+            some_byte_rows<count, ahead, most - 1>(a, a_bytes, rows, b, quads, step, goes_on, c);
     }
 }
 
 // The first pass over the columns brings them from far.
 template <int count>
-INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int k_tiles, Use use,
+INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int quads, Use use,
                         long step, bool goes_on, float *c) {
     constexpr int most = kRowsAtOnce<count>;
     // In equal parts: few rows leave registers for sums, and their latency shows.
@@ -359,9 +375,9 @@ INLINE void byte_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_t 
         const int some = (rows - row + parts - 1) / parts;
         const uint8_t *from = a + row * a_bytes;
         if (row == 0 && use == kOfStream)
-            some_byte_rows<count, true, most>(from, a_bytes, some, b, k_tiles, step, goes_on, c);
+            some_byte_rows<count, true, most>(from, a_bytes, some, b, quads, step, goes_on, c);
         else
-            some_byte_rows<count, false, most>(from, a_bytes, some, b, k_tiles, 0, goes_on, c + row * 16);
+            some_byte_rows<count, false, most>(from, a_bytes, some, b, quads, 0, goes_on, c + row * 16);
         row += some;
     }
 }
@@ -461,11 +477,12 @@ static void product(const uint8_t *a, long a_bytes, int rows, const uint8_t *con
 #endif
 }
 
-// The same of bytes and tiles of int8: sums of 32 bits, added to what is there where `goes_on`.
-static void byte_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int k_tiles,
+// The same of bytes and tiles of int8, of so many quads of inputs: sums of 32 bits, added to what is there where `goes_on`.
+static void byte_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *b, int count, int quads,
                          Use use, long step, bool goes_on, float *c) {
 #if defined(PENSTOCK_AMX)
     (void)rows;
+    const int k_tiles = tiles_of_quads(quads);
     switch (count) {
         case 4:
             return product_for<4, kBytes>(a, a_bytes, b, k_tiles, use, step, goes_on, c);
@@ -479,13 +496,13 @@ static void byte_product(const uint8_t *a, long a_bytes, int rows, const uint8_t
 #else
     switch (count) {
         case 4:
-            return byte_blocks<4>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
+            return byte_blocks<4>(a, a_bytes, rows, b, quads, use, step, goes_on, c);
         case 3:
-            return byte_blocks<3>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
+            return byte_blocks<3>(a, a_bytes, rows, b, quads, use, step, goes_on, c);
         case 2:
-            return byte_blocks<2>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
+            return byte_blocks<2>(a, a_bytes, rows, b, quads, use, step, goes_on, c);
         default:
-            return byte_blocks<1>(a, a_bytes, rows, b, k_tiles, use, step, goes_on, c);
+            return byte_blocks<1>(a, a_bytes, rows, b, quads, use, step, goes_on, c);
     }
 #endif
 }

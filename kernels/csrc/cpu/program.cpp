@@ -752,7 +752,8 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                      target.row_bytes,
                                      target.layout == PENSTOCK_BF16,
                                      nullptr,
-                                     nullptr};
+                                     nullptr,
+                                     buffers_[static_cast<size_t>(operation.source)].width};
             if (operation.kind == PENSTOCK_LINEAR) {
                 kernels_.linear(args, work);
                 return true;

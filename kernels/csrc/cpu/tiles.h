@@ -35,6 +35,15 @@ constexpr bool kIsTurned = true;
 constexpr bool kIsTurned = false;
 #endif
 
+// Tiles of int8 that have so many quads of inputs, and how many of them tile `k` has.
+INLINE int tiles_of_quads(int quads) {
+    return (quads + 15) / 16;
+}
+
+INLINE int quads_in(int k, int quads) {
+    return quads - k * 16 < 16 ? quads - k * 16 : 16;
+}
+
 // Asks for memory in the first cache, or in the second.
 INLINE void fetch_near(const uint8_t *from, int64_t bytes) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 3);
