@@ -4,10 +4,14 @@
 //! every lexer state that it may have, some 100 MB, at the start of each text and again in the grammar that is kept. So
 //! it is told that the tokenizer is not canonical, which it never looks ahead for, and the look ahead is here, with an end.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use llguidance::{
     TokenParser,
+    derivre::NextByte,
     earley::{Parser, ParserRecognizer},
     toktrie::{Recognizer, TokTrie},
 };
@@ -17,26 +21,42 @@ pub type Tokenize = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
 
 /// How far a look ahead goes, in bytes of text. Enough for the names and the punctuation between two values.
 const MOST_BYTES: usize = 256;
+/// Texts whose tokens are kept, of about so many bytes each. A grammar forces the same few again and again, and a tokenizer takes
+/// longer for one than its mask does.
+const MOST_SPELLED: usize = 1024;
 
 /// Texts as they stand in the middle of constrained ones. A tokenizer that changes one of them (that puts a space in front,
 /// or makes letters small) cannot say how the part of a text is spelled.
 const PROBES: [&str; 5] = ["name", " a", "\": \"", "\n  ", "0.5}"];
 
 /// The model's tokenizer, for text that a grammar forces.
-pub(crate) struct Speller(Tokenize);
+pub(crate) struct Speller {
+    tokenize: Tokenize,
+    spelled: Mutex<HashMap<Vec<u8>, Option<Vec<u32>>>>,
+}
 
 impl Speller {
     /// None for a tokenizer that changes what it is given.
     pub(crate) fn new(tokenize: Tokenize, trie: &TokTrie) -> Option<Speller> {
-        let speller = Speller(tokenize);
+        let speller = Speller { tokenize, spelled: Mutex::default() };
         PROBES.iter().all(|text| speller.spell(text.as_bytes(), trie).is_some()).then_some(speller)
     }
 
     /// The tokens, unless they spell something else: a text may name a special token.
     fn spell(&self, text: &[u8], trie: &TokTrie) -> Option<Vec<u32>> {
-        let tokens = (self.0)(std::str::from_utf8(text).ok()?);
+        let spelled = || self.spelled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = spelled().get(text) {
+            return known.clone();
+        }
+        let tokens = (self.tokenize)(std::str::from_utf8(text).ok()?);
         let known = tokens.iter().all(|&token| (token as usize) < trie.vocab_size());
-        (known && trie.decode_raw(&tokens) == text).then_some(tokens)
+        let tokens = (known && trie.decode_raw(&tokens) == text).then_some(tokens);
+        let mut spelled = spelled();
+        if spelled.len() == MOST_SPELLED {
+            spelled.clear();
+        }
+        spelled.insert(text.to_vec(), tokens.clone());
+        tokens
     }
 
     /// The tokens that follow `last`, as far as their text is forced and no choice behind it could be part of one of them.
@@ -89,11 +109,22 @@ fn forced_bytes(ahead: &mut Parser, apart: u32) -> Vec<u8> {
     bytes
 }
 
-/// The byte that may follow, if it is only one. What is common is tried first: where there is a choice, most often two are
-/// found at once.
+/// The byte that may follow, if it is only one. Most often the lexer's state tells of one byte that none but it may follow, or of two
+/// that may; else what is common is tried first, of which two are found at once where there is a choice.
 fn only_byte(recognizer: &mut ParserRecognizer) -> Option<u8> {
     const COMMON: &[u8] = b"ea10,\"]} ";
+    let state = recognizer.lexer_state();
+    let told = match state.is_dead() || state.has_lowest_match() {
+        true => NextByte::SomeBytes0,
+        false => recognizer.lexer_mut().next_byte(state),
+    };
     recognizer.trie_started("only_byte");
+    if let NextByte::ForcedByte(byte) = told {
+        let may_follow = recognizer.try_push_byte(byte);
+        recognizer.pop_bytes(usize::from(may_follow));
+        recognizer.trie_finished();
+        return may_follow.then_some(byte);
+    }
     let mut found = None;
     let mut several = false;
     let rest = (0..=u8::MAX).rev().filter(|byte| !COMMON.contains(byte));

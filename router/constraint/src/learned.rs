@@ -22,7 +22,7 @@ use llguidance::{
     toktrie::{SimpleVob, TokTrie},
 };
 
-use crate::limits::Limits;
+use crate::{limits::Limits, within::Places};
 
 /// The share of a matcher's bounds that states of earlier texts may take.
 const SHARE: usize = 16;
@@ -63,6 +63,9 @@ pub(crate) struct Learned {
     is_terminal: bool,
     known: Mutex<Known>,
     masks: Mutex<Masks>,
+    places: Mutex<Places>,
+    /// Taken from the budget for places.
+    places_bytes: AtomicUsize,
 }
 
 struct Known {
@@ -92,6 +95,15 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
+    pub(crate) fn learned(&self) -> &Arc<Learned> {
+        &self.learned
+    }
+
+    /// Numbers of states below mean the same in other texts.
+    pub(crate) fn states(&self) -> usize {
+        self.states
+    }
+
     /// What the text found out so far. It goes on with a lexer of its own, so a copy is taken over.
     pub(crate) fn teach(&mut self) {
         if let Some(states) = self.learned.take_over(self, TokenParser::deep_clone) {
@@ -105,7 +117,34 @@ impl Learned {
     pub(crate) fn new(budget: Arc<Budget>, parser: TokenParser, is_terminal: bool) -> Arc<Learned> {
         let states = parser.parser.lexer_stats().num_states;
         let known = Known { parser: Arc::new(parser), states, bytes: 0, takeovers: 0 };
-        Arc::new(Learned { budget, is_terminal, known: Mutex::new(known), masks: Mutex::default() })
+        Arc::new(Learned {
+            budget,
+            is_terminal,
+            known: Mutex::new(known),
+            masks: Mutex::default(),
+            places: Mutex::default(),
+            places_bytes: AtomicUsize::new(0),
+        })
+    }
+
+    /// Where texts are within terminals.
+    pub(crate) fn places(&self) -> MutexGuard<'_, Places> {
+        locked(&self.places)
+    }
+
+    /// Whether so many bytes more may be kept with the places.
+    pub(crate) fn pays(&self, bytes: usize) -> bool {
+        let pays = self.places_bytes.load(Ordering::Relaxed) + bytes <= self.budget.most_bytes
+            && self.budget.take(bytes);
+        if pays {
+            self.places_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        pays
+    }
+
+    pub(crate) fn is_paid_back(&self, bytes: usize) {
+        self.places_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.give_back(bytes);
     }
 
     /// A parser for a new text.
@@ -175,7 +214,8 @@ impl Learned {
 
 impl Drop for Learned {
     fn drop(&mut self) {
-        self.budget.give_back(locked(&self.known).bytes + locked(&self.masks).bytes);
+        let places = self.places_bytes.load(Ordering::Relaxed);
+        self.budget.give_back(locked(&self.known).bytes + locked(&self.masks).bytes + places);
     }
 }
 
@@ -303,6 +343,7 @@ mod tests {
                 learning.compile(source.clone(), &Cancel::new()).unwrap(),
                 fresh.compile(source.clone(), &Cancel::new()).unwrap(),
             );
+            let mut computed = (0, 0);
             for round in 0..8 {
                 // Some begin together and end one after the other, some begin before others end.
                 let mut texts: BTreeMap<usize, (Matcher, Matcher)> =
@@ -323,7 +364,15 @@ mod tests {
                         None => drop(texts.remove(&text)),
                     }
                 }
+                for (learned, plain) in texts.values() {
+                    computed.0 += learned.masks_computed();
+                    computed.1 += plain.masks_computed();
+                }
             }
+            let places = grammar.learned().places().len();
+            let is_within = !matches!(source, Source::Choice(_));
+            assert!(places > 0 || !is_within, "no text was within a terminal of {source:?}");
+            assert!(!is_within || computed.0 < computed.1, "{computed:?} masks of {source:?}");
             let (takeovers, _, masks) = known(&grammar);
             // Of a list of texts the first mask finds every state.
             let has_all = matches!(source, Source::Choice(_));

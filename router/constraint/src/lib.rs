@@ -30,6 +30,7 @@ mod source;
 mod stop;
 mod trie;
 mod vocabulary;
+mod within;
 mod yields;
 
 pub use compiler::{CacheCounts, Compiler};

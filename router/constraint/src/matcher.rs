@@ -12,6 +12,7 @@ use crate::{
     free_text::{FreeText, Passed},
     learned::{Beginning, Learned},
     vocabulary::Vocabulary,
+    within::{self, Within},
 };
 
 /// After so many masks, and twice as many each time, a text that goes on gives back what it learned: to copy its lexer takes up
@@ -63,6 +64,8 @@ impl Grammar {
             last: None,
             free_text: free_text.clone(),
             free: None,
+            within: None,
+            known: None,
             masks: 0,
             only_end: false,
         };
@@ -94,6 +97,9 @@ impl Grammar {
     /// A matcher at the start of the text.
     pub fn matcher(&self) -> Matcher {
         let (inner, beginning) = self.learned.begin();
+        // Neither free text nor terminals that end after so many tokens are the same at each place.
+        let is_even = self.free_text.is_none() && inner.parser.grammar().lexer_spec().can_rollback();
+        let known = is_even.then(|| Known::of(&beginning));
         Matcher {
             vocabulary: self.vocabulary.clone(),
             may: self.may.clone(),
@@ -104,6 +110,8 @@ impl Grammar {
             last: None,
             free_text: self.free_text.clone(),
             free: self.begins_free.then(|| self.first_mask.clone()),
+            within: None,
+            known,
             masks: 0,
             only_end: self.only_end,
         }
@@ -147,10 +155,29 @@ pub struct Matcher {
     free_text: Option<FreeText>,
     /// The mask here and until a marker begins, where the text is free.
     free: Option<Arc<[u32]>>,
+    /// Where it is within a terminal, if that is a place that its grammar's texts know.
+    within: Option<Within>,
+    known: Option<Known>,
     /// Masks that were computed.
     masks: u64,
     /// The last mask had nothing but the end.
     only_end: bool,
+}
+
+/// What it shares with its grammar's other texts.
+#[derive(Clone)]
+struct Known {
+    learned: Arc<Learned>,
+    /// States of the lexer with numbers below are the same in all of them.
+    states: usize,
+    /// States that its lexer had at the last mask.
+    found: usize,
+}
+
+impl Known {
+    fn of(beginning: &Beginning) -> Known {
+        Known { learned: beginning.learned().clone(), states: beginning.states(), found: beginning.states() }
+    }
 }
 
 #[derive(Clone)]
@@ -174,6 +201,8 @@ impl Matcher {
             last: self.last,
             free_text: self.free_text.clone(),
             free: self.free.clone(),
+            within: self.within.clone(),
+            known: self.known.clone(),
             masks: self.masks,
             only_end: self.only_end,
         }
@@ -201,6 +230,10 @@ impl Matcher {
             State::Open if self.vocabulary.is_eos(token) => self.may_end()?,
             State::Open if !self.may_have(token) || self.is_complete() => false,
             State::Open => {
+                if self.stays_within(token)? {
+                    return Ok(true);
+                }
+                self.leave_terminal()?;
                 let valid = guarded(&mut self.inner, |parser| {
                     parser.validate_tokens_raw(&[token]).map_err(|cause| cause.to_string())
                 });
@@ -235,20 +268,13 @@ impl Matcher {
         if !self.may_have(token) || self.is_complete() {
             return Err(MatchError::NotAllowed(token));
         }
+        if self.stays_within(token)? {
+            return Ok(());
+        }
+        self.leave_terminal()?;
         self.first = None;
         self.last = Some(token);
-        let taken = guarded(&mut self.inner, |parser| {
-            // None of our grammars has the rules that take tokens back.
-            let taken = parser.consume_token(token).and_then(|_| parser.check_stop()).map(drop);
-            taken.map_err(|cause| cause.to_string())
-        });
-        taken.map_err(|text| {
-            if text.contains("satisfy the grammar") || text.contains("fails parse") {
-                MatchError::NotAllowed(token)
-            } else {
-                too_complex(&text)
-            }
-        })?;
+        self.consume(token)?;
         if let Some(free_text) = &mut self.free_text {
             let passed = match self.vocabulary.is_text(token) {
                 true => free_text.pass(self.vocabulary.bytes(token)),
@@ -262,6 +288,77 @@ impl Matcher {
             }
         }
         Ok(())
+    }
+
+    fn consume(&mut self, token: u32) -> Result<(), MatchError> {
+        let taken = guarded(&mut self.inner, |parser| {
+            // None of our grammars has the rules that take tokens back.
+            let taken = parser.consume_token(token).and_then(|_| parser.check_stop()).map(drop);
+            taken.map_err(|cause| cause.to_string())
+        });
+        taken.map_err(|text| {
+            if text.contains("satisfy the grammar") || text.contains("fails parse") {
+                MatchError::NotAllowed(token)
+            } else {
+                too_complex(&text)
+            }
+        })
+    }
+
+    /// Takes a token with which the text stays within its terminal, at a place that is known; the parser takes it later.
+    fn stays_within(&mut self, token: u32) -> Result<bool, MatchError> {
+        let (Some(within), Some(known)) = (&mut self.within, &self.known) else { return Ok(false) };
+        let vocabulary = &self.vocabulary;
+        let stays = guarded(&mut self.inner, |parser| {
+            Ok(within.advance(token, &known.learned, |state| {
+                let bytes = vocabulary.bytes(token);
+                let state =
+                    parser.parser.with_recognizer(|recognizer| within::behind(recognizer, state, bytes))?;
+                within::has_number(state, known.states).then_some(state)
+            }))
+        });
+        let stays = stays.map_err(|cause| too_complex(&cause))?;
+        if stays {
+            self.last = Some(token);
+            if within.is_far_behind() {
+                self.catch_up()?;
+            }
+        }
+        Ok(stays)
+    }
+
+    fn leave_terminal(&mut self) -> Result<(), MatchError> {
+        self.catch_up()?;
+        self.within = None;
+        Ok(())
+    }
+
+    /// Has the parser take what it has not.
+    fn catch_up(&mut self) -> Result<(), MatchError> {
+        let behind = self.within.as_mut().map(|within| std::mem::take(&mut within.behind));
+        behind.unwrap_or_default().into_iter().try_for_each(|token| self.consume(token))
+    }
+
+    /// Where the parser is within a terminal, at a place that is known or can be: what this mask says of its end.
+    fn learn_place(&mut self, mask: &[u32]) {
+        let Some(known) = &mut self.known else { return };
+        if let Some(within) = &mut self.within {
+            within.learn(mask);
+            return;
+        }
+        let found = self.inner.parser.lexer_stats().num_states;
+        let is_new = std::mem::replace(&mut known.found, found) != found;
+        // To find a place is to compute its mask again, which must not take what is left of a mask's limits.
+        if is_new || !self.inner.parser.has_pending_lexeme_bytes() {
+            return;
+        }
+        let (slicer, may) = (&self.vocabulary.slicer, &self.may);
+        let place = guarded(&mut self.inner, |parser| {
+            Ok(parser.parser.with_recognizer(|recognizer| {
+                within::place(recognizer, slicer, may, known.states, &known.learned)
+            }))
+        });
+        self.within = place.ok().flatten().map(|place| Within::new(place, mask));
     }
 
     /// Sets the bit of every token that may follow: bit `i % 32` of word `i / 32` for token `i`. The buffer is
@@ -296,6 +393,12 @@ impl Matcher {
             self.set_eos(words);
             return Ok(());
         }
+        if let Some(within) = &mut self.within {
+            if within.mask(words) {
+                return Ok(());
+            }
+            self.catch_up()?;
+        }
         self.masks += 1;
         let mask =
             guarded(&mut self.inner, |parser| parser.compute_mask().map_err(|cause| cause.to_string()));
@@ -315,6 +418,9 @@ impl Matcher {
             && self.masks.is_power_of_two()
         {
             beginning.teach();
+            if let Some(known) = &mut self.known {
+                known.states = beginning.states();
+            }
         }
         let allowed = allowed.as_slice();
         let mut any = 0;
@@ -327,6 +433,8 @@ impl Matcher {
             self.only_end = any == 0;
         } else if any == 0 {
             return Err(MatchError::Stuck);
+        } else {
+            self.learn_place(words);
         }
         let is_plain = self.free_text.as_ref().is_some_and(FreeText::is_plain);
         if is_plain && self.vocabulary.is_free(words) {
@@ -339,6 +447,10 @@ impl Matcher {
     /// `most`. The last letters of a forced text are left where what follows may belong to their token.
     pub fn take_forced(&mut self, most: usize) -> Result<Vec<u32>, MatchError> {
         let mut taken = Vec::new();
+        // At a place several bytes may follow.
+        if self.within.is_some() {
+            return Ok(taken);
+        }
         let vocabulary = self.vocabulary.clone();
         let Some(speller) = &vocabulary.speller else { return Ok(taken) };
         while taken.len() < most && matches!(self.state, State::Open) && !self.is_complete() {
@@ -375,8 +487,8 @@ impl Matcher {
     }
 
     fn may_end(&mut self) -> Result<bool, MatchError> {
-        if self.is_complete() {
-            return Ok(true);
+        if self.is_complete() || self.within.is_some() {
+            return Ok(self.within.is_none());
         }
         guarded(&mut self.inner, |parser| Ok(parser.is_accepting())).map_err(|cause| too_complex(&cause))
     }

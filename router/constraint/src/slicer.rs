@@ -19,7 +19,7 @@ use llguidance::{
     toktrie::{SimpleVob, TokEnv, TokTrie},
 };
 
-use crate::trie::Trie;
+use crate::{trie::Trie, within::End};
 
 /// A set of character classes: bits by class.
 type Classes = u8;
@@ -212,6 +212,37 @@ impl Slicer {
         reaches
     }
 
+    /// The tokens that stay within the terminal, and those that end it.
+    pub(crate) fn within(&self, recognizer: &mut ParserRecognizer<'_>) -> (SimpleVob, Vec<End>) {
+        let mut ends = Vec::new();
+        let mask = self.compute(recognizer, |trie, recognizer, mask, known| {
+            trie.walk_within(recognizer, mask, known, &mut ends);
+        });
+        (mask, ends)
+    }
+
+    /// Takes slices where it may, and has the others walked: those of their tokens that are longer than so many characters.
+    fn compute(
+        &self,
+        recognizer: &mut ParserRecognizer<'_>,
+        mut walk: impl FnMut(&Trie, &mut ParserRecognizer<'_>, &mut SimpleVob, u8),
+    ) -> SimpleVob {
+        let reaches = if recognizer.lexer_state().is_dead() { Vec::new() } else { self.reaches(recognizer) };
+        if reaches.is_empty() {
+            let mut mask = self.trie().alloc_token_set();
+            walk(&self.all, recognizer, &mut mask, 0);
+            return mask;
+        }
+        let lengths: Vec<u8> = self.slices.iter().map(|slice| slice.reached(&reaches)).collect();
+        let mut mask = self.union(&lengths);
+        for (slice, length) in self.slices.iter().zip(lengths) {
+            if length < slice.longest() && !slice.ends(&reaches) {
+                walk(&slice.trie, recognizer, &mut mask, length);
+            }
+        }
+        mask
+    }
+
     /// The tokens of each slice up to a length.
     fn union(&self, lengths: &[u8]) -> SimpleVob {
         let mut unions = self.unions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,20 +268,7 @@ impl BiasComputer for Slicer {
             self.trie().add_bias(recognizer, &mut mask, start);
             return mask;
         }
-        let reaches = if recognizer.lexer_state().is_dead() { Vec::new() } else { self.reaches(recognizer) };
-        if reaches.is_empty() {
-            let mut mask = self.trie().alloc_token_set();
-            self.all.walk(recognizer, &mut mask, 0);
-            return mask;
-        }
-        let lengths: Vec<u8> = self.slices.iter().map(|slice| slice.reached(&reaches)).collect();
-        let mut mask = self.union(&lengths);
-        for (slice, length) in self.slices.iter().zip(lengths) {
-            if length < slice.longest() && !slice.ends(&reaches) {
-                slice.trie.walk(recognizer, &mut mask, length);
-            }
-        }
-        mask
+        self.compute(recognizer, Trie::walk)
     }
 
     fn trie(&self) -> &TokTrie {

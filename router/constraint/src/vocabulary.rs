@@ -39,6 +39,7 @@ pub(crate) struct Vocabulary {
     env: TokEnv,
     /// Of no grammar in particular: what a parser has beside its grammar.
     blank: TokenParser,
+    pub(crate) slicer: Arc<Slicer>,
     parser_limits: ParserLimits,
     /// Bits of the tokens that text may have: not special, not empty, within the logits.
     text: Arc<[u32]>,
@@ -138,7 +139,7 @@ impl Vocabulary {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        let build = || -> Result<(TokEnv, TokenParser, Option<Speller>), String> {
+        let build = || -> Result<(TokEnv, TokenParser, Arc<Slicer>, Option<Speller>), String> {
             let info = TokRxInfo::new(vocab_size as u32, eos[0]);
             let trie = TokTrie::from(&info, &in_trie).with_eos_tokens(&eos);
             let speller = tokenize.and_then(|tokenize| Speller::new(tokenize, &trie));
@@ -152,10 +153,11 @@ impl Vocabulary {
             let mut blank = factory
                 .create_parser(TopLevelGrammar::from_lark("start: \"a\"\n".into()))
                 .map_err(|cause| refused(cause.to_string()))?;
-            blank.bias_computer = Arc::new(Slicer::new(env.clone()));
-            Ok((env, blank, speller))
+            let slicer = Arc::new(Slicer::new(env.clone()));
+            blank.bias_computer = slicer.clone();
+            Ok((env, blank, slicer, speller))
         };
-        let (env, blank, speller) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
+        let (env, blank, slicer, speller) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build))
             .unwrap_or_else(|_| {
                 Err("the vocabulary cannot be indexed: its tokens do not fit a trie".into())
             })?;
@@ -164,6 +166,7 @@ impl Vocabulary {
         Ok(Vocabulary {
             env,
             blank,
+            slicer,
             parser_limits,
             text: text.into(),
             between_characters,
