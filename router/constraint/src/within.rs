@@ -34,8 +34,10 @@ pub(crate) struct Place {
     /// Bits of the tokens that may follow whatever the parser says.
     tokens: Arc<[u32]>,
     /// The others: a token, and the number of what it has behind the terminal.
-    ends: Arc<[(u32, u32)]>,
+    ends: Ends,
 }
+
+type Ends = Arc<[(u32, u32)]>;
 
 /// The places of a grammar.
 #[derive(Default)]
@@ -44,7 +46,7 @@ pub(crate) struct Places {
     /// Behind a token that stays within the terminal.
     next: HashMap<(u32, u32), Arc<Place>>,
     tokens: HashSet<Arc<[u32]>>,
-    ends: HashSet<Arc<[(u32, u32)]>>,
+    ends: HashSet<Ends>,
     /// Numbers of what may stand behind a terminal, by the state in which it ends.
     rests: HashMap<(StateID, Vec<u8>), u32>,
 }
@@ -102,7 +104,7 @@ pub(crate) struct Within {
     /// What may stand behind the terminal, by number; `None`: not known.
     may_stand: Vec<Option<bool>>,
     /// Of the ends of a place those that may follow.
-    allowed: Option<(Arc<[(u32, u32)]>, Vec<u32>)>,
+    allowed: Option<(Ends, Vec<u32>)>,
 }
 
 impl Within {
