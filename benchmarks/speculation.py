@@ -9,7 +9,8 @@ nothing can be guessed.
 
 With --counting the model keeps its layers and says token after token by number, so that prompts can be made that hold so much of the answer as those of
 some tasks do: a "summary" takes three of four runs of 16 tokens from its prompt, a "code edit" all but each 24th token, "JSON from a text" six of ten
-tokens. What these shares are is said here and not measured; what is measured is what they are worth.
+tokens. What these shares are is said here and not measured; what is measured is what they are worth. With --ceiling no server is asked: it prints how
+many tokens a step has at best where each step waits for the one before it and drafts are what followed the longest match, of at least one or two tokens.
 
 With --family the model has random weights in that family's shape of `architectures.py` and the shipped tokenizer. What its layers add is small, so that what
 comes next is mostly the last token's choice: its texts go round or surprise, and "repeats its prompt" and "chat" mean nothing. An encoder-decoder of
@@ -255,6 +256,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--model-id")
     parser.add_argument("--counting", action="store_true", help="of --model-id, or of the shipped model")
+    parser.add_argument("--ceiling", action="store_true", help="of the texts of --counting, without servers")
     parser.add_argument("--family", help="one of architectures.py, or Flan-T5 base")
     parser.add_argument(
         "--corpus-tokens", type=int, default=0, help="--speculate-corpus-tokens of the server with drafts"
@@ -269,6 +271,9 @@ def main() -> None:
             arguments.kinds = OF_ENCODER_DECODERS
         if arguments.counting:
             arguments.kinds = OF_COUNTING
+    if arguments.ceiling:
+        print_ceilings(arguments.tokens)
+        return
     print(
         f"{processor()}; {arguments.dtype}, --speculate {arguments.speculate}, --speculate-corpus-tokens "
         f"{arguments.corpus_tokens}, {arguments.tokens} tokens each"
@@ -283,6 +288,41 @@ def main() -> None:
         elif arguments.family:
             make_family(Path(folder), arguments.family)
         compare(arguments, folder)
+
+
+def longest_match(text: list[int], least: int) -> int | None:
+    """Where the longest run of last tokens that occurred before went on; of equals the latest."""
+    best, length = None, least - 1
+    for end in range(len(text) - 1, 0, -1):
+        matching = 0
+        while matching < end and text[end - 1 - matching] == text[-1 - matching]:
+            matching += 1
+        if matching > length:
+            best, length = end, matching
+    return best
+
+
+def print_ceilings(tokens: int) -> None:
+    """Of each text, for matches from one or two tokens on and up to 8 or 16 drafts."""
+    for kind in OF_COUNTING:
+        for least in (2, 1):
+            for most in (8, 16):
+                steps = drafts = 0
+                for number in range(8):
+                    text = list(KINDS[kind](number)["prompt"])
+                    end = len(text) + tokens
+                    while len(text) < end:
+                        found = longest_match(text, least)
+                        guess = [] if found is None else text[found : found + min(most, end - len(text) - 1)]
+                        steps, drafts = steps + 1, drafts + len(guess)
+                        for token in [*guess, None]:
+                            text.append(text[-1] + 1)
+                            if token != text[-1]:
+                                break
+                print(
+                    f"{kind:>18}, matches from {least} on, up to {most:>2} drafts: {8 * tokens / steps:.2f} tokens a step, "
+                    f"{drafts / 8:.0f} drafts an answer"
+                )
 
 
 SHIPPED = Path(__file__).parents[1] / "server" / "penstock" / "tiny" / "model"

@@ -1,6 +1,7 @@
 //! Drafts from the text itself: what followed when its last tokens occurred before, in prompt or output (prompt lookup;
 //! TGI's `--speculate`). O(1) a token, and hardly more than one cache miss where the text does not repeat itself: a run of tokens occurs again only
-//! where its pairs do, so each token's pair is indexed at once, and longer runs when enough pairs in a row have occurred before. It also keeps count of how often its next guess was
+//! where its pairs do, so each token and its pair are indexed at once, and longer runs when enough pairs in a row have occurred before. A single token that occurred
+//! before says little in most texts, and much in some: behind one there are guesses once some were right. It also keeps count of how often its next guess was
 //! right, drafted or not, so that whoever asks for drafts knows beforehand what they are worth. Where the same tokens were followed by others
 //! as well, those are *branches* beside the guess, and counted in the same way. Of an encoder-decoder the text is in two parts, what the
 //! encoder reads and what the decoder says, with padding between them that nobody says. Used by `guesses`.
@@ -14,8 +15,13 @@ use super::grams::GramIndex;
 /// Lengths of the runs of tokens that are looked up, longest first.
 pub(super) const GRAMS: [usize; 3] = [8, 4, 2];
 
-/// From this length on a match counts as long: its guesses are mostly right, those of shorter ones often are not.
+/// Matches of a single token, of short runs, and from this length on of long ones: guesses behind long ones are mostly right, behind short ones often
+/// not, and behind a single token hardly ever.
+const SHORT: u32 = 2;
 const LONG: u32 = 8;
+
+/// Behind a single token there is no guess that is believed to be right less often: most texts are full of tokens that occurred before.
+const LEAST_OF_ONE: f32 = 0.15;
 
 /// Length of the runs of tokens behind which other continuations are looked for, how many occurrences are looked at, and how many
 /// branches a guess has at most.
@@ -23,14 +29,14 @@ pub(super) const BRANCH_GRAM: usize = GRAMS[2];
 const LOOKED_AT: usize = 12;
 pub(super) const MOST_BRANCHES: usize = 3;
 
-/// What is believed of the guesses of short and of long matches before any was seen, and the weight of the newest one.
-const PRIOR: [f32; 2] = [0.3, 0.7];
+/// What is believed of the guesses of single, short and long matches before any was seen, and the weight of the newest one.
+const PRIOR: [f32; 3] = [0.1, 0.3, 0.7];
 const SMOOTHING: f32 = 0.125;
 
 /// Lengths from which on matches are of one kind, for which is counted apart how often they go on: what is copied has its length, too, and
-/// a match of six tokens that never goes on is no better for those of five that always did. So many guesses of all short or all long
-/// matches weigh as much as what was seen of the kind.
-const KINDS: [u32; 8] = [0, 3, 4, 5, 6, 8, 12, 24];
+/// a match of six tokens that never goes on is no better for those of five that always did. What is known of
+/// all matches of its class counts as so many guesses that were seen of a kind.
+const KINDS: [u32; 11] = [0, SHORT, 3, 4, 5, 6, LONG, 12, 16, 20, 24];
 const DOUBT: f32 = 2.0;
 
 /// What is believed of a branch, where the guess is wrong, and the weight of the newest one.
@@ -40,6 +46,7 @@ const BRANCH_SMOOTHING: f32 = 0.06;
 pub(super) struct PromptLookup {
     /// Between what an encoder reads and what its decoder says; empty, and at the beginning, of a decoder alone. Nothing goes across.
     gap: Range<usize>,
+    singles: GramIndex,
     pairs: GramIndex,
     /// Of the other lengths. They rest, and take in what they lack of the text when a run of their length may have occurred before.
     longer: [GramIndex; 2],
@@ -55,9 +62,9 @@ pub(super) struct PromptLookup {
     branches: [f32; MOST_BRANCHES],
 }
 
-/// How often guesses were right lately, smoothed: of short and of long matches, and of each kind.
+/// How often guesses were right lately, smoothed: of single, short and long matches, and of each kind.
 pub(super) struct Record {
-    classes: [f32; 2],
+    classes: [f32; 3],
     kinds: [Seen; KINDS.len()],
 }
 
@@ -77,10 +84,12 @@ impl Default for Record {
 impl Record {
     /// Of guesses behind matches of each length.
     pub fn accuracies(&self) -> Accuracies {
-        Accuracies(std::array::from_fn(|kind| {
-            let Seen { all, right } = self.kinds[kind];
-            (right + DOUBT * self.classes[class(KINDS[kind])]) / (all + DOUBT)
-        }))
+        Accuracies(std::array::from_fn(|kind| self.of_kind(kind)))
+    }
+
+    fn of_kind(&self, kind: usize) -> f32 {
+        let Seen { all, right } = self.kinds[kind];
+        (right + DOUBT * self.classes[class(KINDS[kind])]) / (all + DOUBT)
     }
 
     pub fn add(&mut self, length: u32, is_right: bool) {
@@ -113,7 +122,7 @@ fn kind(length: u32) -> usize {
 }
 
 fn class(length: u32) -> usize {
-    usize::from(length >= LONG)
+    usize::from(length >= SHORT) + usize::from(length >= LONG)
 }
 
 /// What is expected to follow a text.
@@ -153,6 +162,7 @@ impl PromptLookup {
     pub fn new(seed: u64, gap: Range<usize>) -> Self {
         let [longest, long, pair] = GRAMS.map(|length| GramIndex::new(seed, length, gap.clone()));
         Self {
+            singles: GramIndex::new(seed, 1, gap.clone()),
             gap,
             pairs: pair,
             longer: [longest, long],
@@ -200,20 +210,24 @@ impl PromptLookup {
             let next = Match { next: found.next + 1, length: found.length + 1 };
             self.found = (is_right && self.goes_on(next.next)).then_some(next);
         }
+        let single = self.singles.push(tokens);
         let before = self.pairs.push(tokens);
         if before == 0 {
             self.repeated_pairs = 0;
-            return;
+        } else {
+            self.repeated_pairs += 1;
+            self.before.resize(tokens.len() - 1, 0);
+            self.before.push(before);
+            self.found = self.find_longer(tokens, left).or(self.found);
+            self.found = self.found.or_else(|| self.behind(before, BRANCH_GRAM, tokens));
         }
-        self.repeated_pairs += 1;
-        self.before.resize(tokens.len() - 1, 0);
-        self.before.push(before);
-        let pair = &tokens[tokens.len() - BRANCH_GRAM..];
-        if let Some(longer) = self.find_longer(tokens, left) {
-            self.found = Some(longer);
-        } else if self.found.is_none() && self.goes_on(before) && tokens[..before as usize].ends_with(pair) {
-            self.found = Some(Match { next: before, length: BRANCH_GRAM as u32 });
-        }
+        self.found = self.found.or_else(|| self.behind(single, 1, tokens));
+    }
+
+    /// The match of a text's last tokens with those that end at `next`, of which an index knows by their hash; 0: of none.
+    fn behind(&self, next: u32, length: usize, tokens: &[TokenId]) -> Option<Match> {
+        let is_it = tokens[..next as usize].ends_with(&tokens[tokens.len() - length..]);
+        (is_it && self.goes_on(next)).then_some(Match { next, length: length as u32 })
     }
 
     /// Where the last tokens of a text occurred before, if more of them did than of what is found.
@@ -262,7 +276,8 @@ impl PromptLookup {
     /// What is expected to follow the text, which is all of `tokens`.
     pub fn guess<'a>(&self, tokens: &'a [TokenId]) -> Option<Guess<'a>> {
         let found = self.found.filter(|_| self.indexed == tokens.len())?;
-        Some(self.guess_from(found, self.record.accuracies(), tokens))
+        let is_believed = found.length >= SHORT || self.record.of_kind(0) >= LEAST_OF_ONE;
+        is_believed.then(|| self.guess_from(found, self.record.accuracies(), tokens))
     }
 
     /// That the text goes on as it did behind `found`.
@@ -408,6 +423,26 @@ mod tests {
         assert!(accuracies.behind(6) < 0.25, "{accuracies:?}");
     }
 
+    #[test]
+    fn behind_a_single_token_is_guessed_once_such_guesses_were_right() {
+        let source: Vec<u32> = (100..400).collect();
+        let mut text = tokens(&source);
+        let mut lookup = PromptLookup::new(1, 0..0);
+        lookup.update(&text, 300, usize::MAX);
+        let mut guessed = |continued: [u32; 2]| {
+            text.extend(tokens(&[900 + text.len() as u32, continued[0]]));
+            lookup.update(&text, 300, usize::MAX);
+            let is_guess = lookup.guess(&text).map(|guess| guess.rest[0] == TokenId(continued[0] + 1));
+            text.push(TokenId(continued[1]));
+            lookup.update(&text, 300, usize::MAX);
+            is_guess
+        };
+        assert_eq!(guessed([110, 111]), None, "one token says little");
+        assert_eq!(guessed([130, 131]), Some(true), "but in this text");
+        (0..20).for_each(|at| drop(guessed([140 + at, 2000 + at])));
+        assert_eq!(guessed([180, 181]), None, "and no more");
+    }
+
     /// What is guessed behind an encoder's input, padded to blocks of four with zeros, and what its decoder has said.
     fn guess_across(read: &[u32], said: &[u32], count: usize) -> Vec<u32> {
         let gap = read.len()..read.len().next_multiple_of(4);
@@ -490,7 +525,8 @@ mod tests {
             found = found.filter(|found| is_said && text[found.next as usize] == text[end - 1]);
             found = found.map(|found| Match { next: found.next + 1, length: found.length + 1 });
             found = found.filter(|found| goes_on(found.next as usize));
-            let whole = GRAMS.into_iter().filter(|&length| length <= end && is_whole(end - length, end));
+            let lengths = GRAMS.into_iter().chain([1]);
+            let whole = lengths.filter(|&length| length <= end && is_whole(end - length, end));
             let longest = whole.into_iter().find_map(|length| {
                 let is_it = |next: &usize| {
                     is_whole(next - length, *next) && text[..*next].ends_with(&text[end - length..])
@@ -550,12 +586,12 @@ mod tests {
                 lookup.update(&text, 20, pieces);
             }
             let Some(found) = lookup.found else {
-                let repeats = text.windows(2).rev().skip(1).any(|pair| text.ends_with(pair));
+                let repeats = text.split_last().is_some_and(|(last, earlier)| earlier.contains(last));
                 prop_assert!(!repeats, "there is an earlier occurrence");
                 return Ok(());
             };
             let (next, length) = (found.next as usize, found.length as usize);
-            prop_assert!(next < text.len() && length >= 2);
+            prop_assert!(next < text.len() && length >= 1);
             prop_assert_eq!(&text[next - length..next], &text[text.len() - length..]);
             let mut begins = vec![text[next]];
             for branch in lookup.branches(&text, 0) {
