@@ -439,7 +439,9 @@ mod tests {
         };
         assert_eq!(guessed([110, 111]), None, "one token says little");
         assert_eq!(guessed([130, 131]), Some(true), "but in this text");
-        (0..20).for_each(|at| drop(guessed([140 + at, 2000 + at])));
+        for at in 0..20 {
+            guessed([140 + at, 2000 + at]);
+        }
         assert_eq!(guessed([180, 181]), None, "and no more");
     }
 
