@@ -33,8 +33,12 @@ SECTIONS = {
         "Each in its turn on one machine, in one run. Streams at once are of whole requests, prompts of 32 tokens included, but for the library, "
         "which has no server and whose columns are decodes alone.",
     ),
+    "zen4": (
+        "Beside the peers, on Zen 4",
+        "As above, on a slower machine, whose memory read 24 to 44 GB/s.",
+    ),
     "peers": (
-        "Beside the peers, on Zen 4, two days before",
+        "Beside the peers, on Zen 4, an earlier run",
         "As above, each in its turn on one machine. Streams at once are of whole requests, prompts of 32 tokens included, but for the "
         "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 58 GB/s.",
     ),
