@@ -35,7 +35,7 @@ constexpr int kInt4Few = 16;
 #endif
 
 #if defined(PENSTOCK_AVX512)
-// 8 times the sums of a row's groups of inputs, less than 0, which sums of numbers from 0 to 15 begin with. Inputs have no sign where
+// 8 times the sums of a row's groups of inputs, less than 0, which sums of one row begin with. Inputs have no sign where
 // they are turned.
 INLINE void sum_int4_inputs(const uint8_t *a, int quads, int32_t *eights) {
     const __m256i signs = _mm256_set1_epi8(kIsTurned ? 0 : -128);
@@ -48,19 +48,23 @@ INLINE void sum_int4_inputs(const uint8_t *a, int quads, int32_t *eights) {
     }
 }
 
-// Quads of one group, or of two in the same bytes, of one or two rows.
+// Quads of one group, or of two in the same bytes, of one or two rows. Of two rows inputs are summed beside their products, in each
+// column: with less to do between them the lines that are waited for keep others from being asked for (Zen 4: 0.92 times as fast
+// from memory, if 1.4 times from a cache).
 template <int rows, bool has_high>
 INLINE void int4_groups(const uint8_t *a, long a_bytes, const uint8_t *numbers, const uint8_t *ahead, const uint8_t *factors,
-                        const int32_t *const *eights, __m512i *sum) {
+                        const int32_t *eights, __m512i *sum) {
     const __m512i nibbles = _mm512_set1_epi8(15);
     // Of a number without a sign and one with: inputs have none where they are turned.
     const auto add = [](__m512i so_far, __m512i inputs, __m512i some) {
         return kIsTurned ? _mm512_dpbusd_epi32(so_far, inputs, some) : _mm512_dpbusd_epi32(so_far, some, inputs);
     };
-    __m512i low[rows], high[rows];
+    constexpr bool sums_inputs = rows > 1;
+    const __m512i eight = _mm512_set1_epi8(8), none = _mm512_setzero_si512();
+    __m512i low[rows], high[rows], low_inputs[rows] = {}, high_inputs[rows] = {};
     for (int r = 0; r < rows; r++) {
-        low[r] = _mm512_set1_epi32(eights[r][0]);
-        high[r] = has_high ? _mm512_set1_epi32(eights[r][2]) : _mm512_setzero_si512();
+        low[r] = sums_inputs ? none : _mm512_set1_epi32(eights[0]);
+        high[r] = sums_inputs || !has_high ? none : _mm512_set1_epi32(eights[2]);
     }
 #pragma GCC unroll 8
     for (int p = 0; p < 8; p++) {
@@ -71,11 +75,18 @@ INLINE void int4_groups(const uint8_t *a, long a_bytes, const uint8_t *numbers, 
         const __m512i second = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
         for (int r = 0; r < rows; r++) {
             const uint8_t *quad = a + r * a_bytes + p * 4;
-            low[r] = add(low[r], _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad)), first);
-            if (has_high)
-                high[r] = add(high[r],
-                              _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS)), second);
+            const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
+            low[r] = add(low[r], x, first);
+            if (sums_inputs) low_inputs[r] = add(low_inputs[r], x, eight);
+            if (!has_high) continue;
+            const __m512i y = _mm512_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS));
+            high[r] = add(high[r], y, second);
+            if (sums_inputs) high_inputs[r] = add(high_inputs[r], y, eight);
         }
+    }
+    for (int r = 0; sums_inputs && r < rows; r++) {
+        low[r] = _mm512_sub_epi32(low[r], low_inputs[r]);
+        if (has_high) high[r] = _mm512_sub_epi32(high[r], high_inputs[r]);
     }
     const auto *from = reinterpret_cast<const __m128i *>(factors);
     const __m512i low_factor = _mm512_cvtepu8_epi32(_mm_loadu_si128(from));
@@ -89,10 +100,10 @@ INLINE void int4_groups(const uint8_t *a, long a_bytes, const uint8_t *numbers, 
 // One or two rows times a column of int4. A group's numbers are multiplied as they are, from 0 to 15; 8 times the sum of
 // its inputs is taken off, and what is left multiplied by the group's factor: the whole numbers that come of int8 tiles. Columns
 // are short: several side by side would be as many streams, and what the processor fetches beyond each one's end is lost. `step`:
-// from this column to the one that is multiplied next; `eights`: of each row.
+// from this column to the one that is multiplied next; `eights`: of one row.
 template <int rows>
 INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int quads, long step, const int32_t *eights,
-                      long eights_step, float *c) {
+                      float *c) {
     const int tiles = (quads + 31) / 32;
     __m512i sum[rows];
     for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
@@ -109,12 +120,11 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
             }
             const uint8_t *const inputs = a + (long)k * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP;
             const uint8_t *const numbers = tile + 64 + half * 512;
-            const int32_t *of_rows[rows];
-            for (int r = 0; r < rows; r++) of_rows[r] = eights + r * eights_step + k * 4 + half;
+            const int32_t *const of_groups = eights + k * 4 + half;
             if (left > 16)
-                int4_groups<rows, true>(inputs, a_bytes, numbers, there, tile + half * 16, of_rows, sum);
+                int4_groups<rows, true>(inputs, a_bytes, numbers, there, tile + half * 16, of_groups, sum);
             else
-                int4_groups<rows, false>(inputs, a_bytes, numbers, there, tile + half * 16, of_rows, sum);
+                int4_groups<rows, false>(inputs, a_bytes, numbers, there, tile + half * 16, of_groups, sum);
         }
     }
     for (int r = 0; r < rows; r++) _mm512_storeu_si512(c + r * 16, sum[r]);

@@ -193,8 +193,8 @@ constexpr int kInt4Near = 4;
 // Products of up to 16 rows with columns of int4, brought to int8 piece by piece, with AVX-512 in registers and else at
 // `unpacked`; or of one or two rows as they are.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
-                         int count, int quads, long step, uint8_t *unpacked, float *sums) {
-    const int tiles = (quads + 31) / 32;
+                         int count, int quads, long step, [[maybe_unused]] uint8_t *unpacked, float *sums) {
+    [[maybe_unused]] const int tiles = (quads + 31) / 32;
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
     if (rows <= 2) {
         // Of a gated layer gates are multiplied first, which lie one behind the other, and then what they open.
@@ -204,8 +204,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
 #if defined(PENSTOCK_AVX512)
         // Behind the sums.
         auto *const eights = reinterpret_cast<int32_t *>(sums + kMostTiles * kBlockFloats);
-        const int groups = tiles * PENSTOCK_INT4_INPUTS / PENSTOCK_INT4_GROUP;
-        for (int r = 0; r < rows; r++) sum_int4_inputs(a + r * args.source_bytes, quads, eights + r * groups);
+        if (rows == 1) sum_int4_inputs(a, quads, eights);
 #endif
         for (int i = 0; i < count; i++) {
             const uint8_t *const column = columns[order[i]];
@@ -213,9 +212,9 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
             float *const to = sums + order[i] * kBlockFloats;
 #if defined(PENSTOCK_AVX512)
             if (rows == 1)
-                int4_rows<1>(a, args.source_bytes, column, quads, to_next, eights, groups, to);
+                int4_rows<1>(a, args.source_bytes, column, quads, to_next, eights, to);
             else
-                int4_rows<2>(a, args.source_bytes, column, quads, to_next, eights, groups, to);
+                int4_rows<2>(a, args.source_bytes, column, quads, to_next, eights, to);
 #else
             if (rows == 1)
                 int4_rows<1>(a, args.source_bytes, column, tiles, to_next, to);
