@@ -44,6 +44,7 @@ KINDS = (
     "GLM-4.5, 4.6, 4.7",
     "ERNIE 4.5 MoE",
     "Phi 3.5 MoE",
+    "Inkling",
     "Command A+, North Mini",
     "Nemotron 3 (latent experts)",
     "Qwen3-Next",

@@ -88,7 +88,7 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                one.group == operation.heads / operation.kv_heads && one.kv_heads == operation.kv_heads &&
                one.by_token == (operation.second >= 0) && one.sees == operation.sees;
     });
-    const bool has_choice = operation.second >= 0;
+    const bool has_choice = operation.second >= 0, has_said = operation.third >= 0;
     const auto has_lists = [&](const penstock_operation &one) { return chooses(one) && one.target == operation.second; };
     const auto choosing = has_choice ? std::find_if(body_.begin(), body_.end(), has_lists) : body_.end();
     const bool is_by_head = choosing != body_.end() && choosing->kind == PENSTOCK_CHOOSE_FOR_HEADS;
@@ -119,9 +119,14 @@ void Program::attend(const penstock_operation &operation, const Work &work) {
                                 operation.value_dim != 0,
                                 is_by_head ? operation.columns * int64_t{4} : 0,
                                 is_by_head && choosing->window % PENSTOCK_PAGE_TOKENS == 0,
-                                operation.positions,
+                                has_said ? nullptr : operation.positions,
                                 operation.columns,
-                                operation.offset};
+                                operation.offset,
+                                has_said ? operation.norm_weight : nullptr,
+                                operation.rows,
+                                has_said ? at(operation.third, work.member, now_->tokens) : nullptr,
+                                has_said ? buffers_[static_cast<size_t>(operation.third)].row_bytes : 0,
+                                has_said ? operation.positions : nullptr};
     kernels_.attention(args, work);
     if (args.join_count == 0) return;
     team_.barrier();

@@ -263,10 +263,27 @@ INLINE F16 added_at(const AttentionArgs &args, int query_head, int64_t distance)
     return load(args.distances + query_head * (args.distance_count + 32) + 16 + entry);
 }
 
-SEPARATE F16 changed_score(const AttentionArgs &args, int query_head, int64_t key, int64_t position, F16 x) {
+// What a token's query says of distances, times its factor: (rank,).
+INLINE void said_by(const AttentionArgs &args, int64_t token, int query_head, int64_t position, float *said) {
+    const float *from = reinterpret_cast<const float *>(args.said + token * args.said_bytes) + query_head * args.rank;
+    const float factor = args.said_factors ? args.said_factors[position] : 1.0f;
+    for (int i = 0; i < args.rank; i++) said[i] = from[i] * factor;
+}
+
+// The same of what a query says: (rank,).
+INLINE F16 said_at(const AttentionArgs &args, const float *said, int64_t distance) {
+    const int64_t entry = most(-16, least(args.distance_count, args.at_no_distance + distance)), row = args.distance_count + 32;
+    const float *from = args.profiles + 16 + entry;
+    F16 sum = {};
+    for (int i = 0; i < args.rank; i++) sum += load(from + i * row) * said[i];
+    return sum;
+}
+
+SEPARATE F16 changed_score(const AttentionArgs &args, int query_head, const float *said, int64_t key, int64_t position, F16 x) {
     if (args.softcap != 0.0f) x = tanh_of(x / args.softcap) * args.softcap;
     if (args.slopes) x = x + slope_of(args, query_head, key);
     if (args.distances) x = x + added_at(args, query_head, key - position);
+    if (said) x = x + said_at(args, said, key - position);
     return x;
 }
 
@@ -274,10 +291,10 @@ SEPARATE F16 changed_score(const AttentionArgs &args, int query_head, int64_t ke
 // say which begins 16 keys further each; `chosen`: bits of the keys that are attended to, or null; `last`: of the keys that are seen.
 SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, uint8_t *weights, const uint8_t *const *held,
                      int pages, const int *numbers, const uint16_t *chosen, int64_t first_key, int64_t lowest, int64_t position,
-                     int64_t last, float *largest, float *total) {
+                     int64_t last, float *largest, float *total, const float *said = nullptr) {
     const F16 hidden = all(-__builtin_inff());
     const bool has_factors = args.heads.format == PENSTOCK_CACHE_INT8;
-    const bool is_changed = args.softcap != 0.0f || args.slopes || args.distances;
+    const bool is_changed = args.softcap != 0.0f || args.slopes || args.distances || said;
     *total = 0.0f, *largest = -__builtin_inff();
     int begin = 0, end = pages;
     while (begin < pages && first_key + numbers[begin] * 16 + 15 < lowest) begin++;
@@ -292,7 +309,7 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
         F16 x = load(at) * args.scale;
         if (has_factors) x = x * load(factors_of(args.heads, held[page]));
         const int64_t key = first_key + numbers[page] * 16;
-        if (is_changed) x = changed_score(args, query_head, key, position, x);
+        if (is_changed) x = changed_score(args, query_head, said, key, position, x);
         if (key + 15 > last || key < lowest) {
             const I16 keys = lanes() + static_cast<int32_t>(key);
             x = keys > static_cast<int32_t>(last) ? hidden : x;
@@ -464,15 +481,18 @@ void attend(const AttentionArgs &args, const AttentionItem &item, int head, cons
         }
         float split_largest[kQueries], split_total[kQueries];
         for (int i = 0; i < queries; i++) {
-            const int64_t position = row.position + (item.first_query + i) / heads.group;
+            const int64_t at = item.first_query + i, position = row.position + at / heads.group;
+            const int query_head = head * heads.group + static_cast<int>(at % heads.group);
+            float said[kMostSaid];
+            if (args.profiles) said_by(args, row.first_token + at / heads.group, query_head, position, said);
             // What was gathered is seen, wherever it was.
-            soften(args, head * heads.group + static_cast<int>((item.first_query + i) % heads.group), s.scores + i * 16,
+            soften(args, query_head, s.scores + i * 16,
                    s.weights + i * kWeightBytes, page, pages, numbers, is_choice ? chosen : nullptr,
                    is_gathered ? 0 : first_page * PENSTOCK_PAGE_TOKENS, first_seen(args, position), position,
                    is_gathered ? kSplit
                    : row.seen  ? last_position
                                : position,
-                   &split_largest[i], &split_total[i]);
+                   &split_largest[i], &split_total[i], args.profiles ? said : nullptr);
         }
         // Tokens of the last page.
         const int64_t there =

@@ -150,7 +150,7 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                 if (is_head || operation.rows < 1 || operation.rows > kMostKernel || !operation.norm_weight ||
                     operation.dilation < 1 || (operation.rows - 1) * operation.dilation > kMostPast ||
                     operation.offset < 0 || operation.offset > 3 ||
-                    operation.target_at < 0 || (operation.target_at > 0 && target.layout != PENSTOCK_BF16) ||
+                    operation.target_at < 0 || (operation.target_at > 0 && target.layout != PENSTOCK_BF16 && target.layout != PENSTOCK_F32) ||
                     operation.target_at + operation.columns > target.width ||
                     !fits(operation.source, operation.source_at, operation.columns) ||
                     !fits(operation.source, operation.inner_at, operation.columns) ||
@@ -392,7 +392,12 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                      (operation.sees == PENSTOCK_SEES_ROW) != (&operations == &encoder_) ||
                      (operation.sees && (operation.window || operation.second >= 0))))
                     throw wrong("attention to what its tokens do not see");
-                if (operation.kind == PENSTOCK_ATTENTION && operation.positions &&
+                if (operation.kind == PENSTOCK_ATTENTION && operation.third >= 0 &&
+                    (!operation.norm_weight || operation.second >= 0 || operation.sees || operation.rows < 1 ||
+                     operation.rows > kMostSaid || operation.columns < 1 || operation.offset < 0 ||
+                     operation.offset >= operation.columns || !fits(operation.third, 0, operation.heads * operation.rows)))
+                    throw wrong("what queries say of distances otherwise");
+                if (operation.kind == PENSTOCK_ATTENTION && operation.positions && operation.third < 0 &&
                     (operation.second >= 0 || operation.columns < 1 || operation.offset < 0 || operation.offset >= operation.columns))
                     throw wrong("what is added to scores at no distance");
                 if (operation.kv_heads < 1 || operation.heads % operation.kv_heads || operation.head_dim < 2 ||

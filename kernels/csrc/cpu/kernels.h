@@ -20,6 +20,7 @@ constexpr int kMostGathered = kSplit / 2;
 
 // Queries of a key head that are attended to together: rows of a tile.
 constexpr int kQueries = 16;
+constexpr int kMostSaid = 64;  // numbers that a query says of distances
 
 // Rows of activations may be read in blocks of so many, so memory has as many more.
 constexpr int kRowBlock = 32;
@@ -362,6 +363,13 @@ struct AttentionArgs {
     // Added to scores by distance: see penstock_operation. (heads, 16 + distance_count + 16).
     const float *distances = nullptr;
     int distance_count = 0, at_no_distance = 0;
+    // Or what queries say of distances: of each token (heads, rank), times that token's factor, times `profiles`, of which each of the
+    // rank's rows is like one of `distances`.
+    const float *profiles = nullptr;
+    int rank = 0;
+    const uint8_t *said = nullptr;  // of the first token
+    int64_t said_bytes = 0;
+    const float *said_factors = nullptr;  // of positions, or null
 };
 
 // Of an index: heads have no values, and `cache` is where its keys begin in page 0.

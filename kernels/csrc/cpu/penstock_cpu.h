@@ -244,7 +244,7 @@ typedef struct {
     int32_t kind;
     int32_t source, second, third, target;  // buffers; of RATES, b is read of the third where there is one
     int32_t source_at, inner_at, outer_at;  // first columns of what is read; -1: nothing is
-    int32_t target_at;  // first column of a target of bf16 that a convolution or a gated norm writes
+    int32_t target_at;  // first column of a target that a convolution writes, or a gated norm, of bf16
     int32_t rows, columns;   // of the weight: outputs and inputs; of a norm: 0 and the width
     int32_t norm, norm_over;
     int32_t norm_rotated;  // of queries and keys: behind the rotation
@@ -282,7 +282,9 @@ typedef struct {
     const float *cos, *sin;      // (positions, rope_dim / 2)
     const float *positions;      // of EMBED, (positions, columns), or null; of WRITE_KV, factors of queries (positions,), or null; of
                                  // attention, (heads, 16 + columns + 16), added to scores by distance, or null: of a key d behind its query
-                                 // entry 16 + offset + d, and of one further away the first or the last of all, which the 16 repeat
+                                 // entry 16 + offset + d, and of one further away the first or the last of all, which the 16 repeat. Of
+                                 // attention with a third buffer, factors (positions,) of what queries say of distances, or null: of each
+                                 // token (heads, rows) there, times `norm_weight`, (rows, 16 + columns + 16) like the above
     const float *scales;         // of a quantized weight, (rows,) rounded up to whole tiles; of a hyper-connection (rows,)
     const int32_t *sums;         // alike: 128 times the sum of an output's whole numbers; of ROUTE (ids, per_token) experts, or null
     const float *sinks;          // of attention, (heads,): a score of each that has no value; or null

@@ -921,8 +921,8 @@ void Program::recur(const penstock_operation &operation, const Work &work) {
         kernels_.convolve({state_rows_.data(), row_count, states[operation.offset], operation.columns, operation.rows, operation.dilation,
                            operation.norm_weight, operation.bias, static_cast<penstock_activation>(operation.activation),
                            of_source(operation.source_at), of_source(operation.inner_at), of_source(operation.outer_at),
-                           source.row_bytes, to + operation.target_at * 2, target.row_bytes,
-                           target.layout == PENSTOCK_BF16},
+                           source.row_bytes, to + operation.target_at * (target.layout == PENSTOCK_BF16 ? 2 : 4),
+                           target.row_bytes, target.layout == PENSTOCK_BF16},
                           work);
         return;
     }

@@ -45,7 +45,7 @@ inline bool reads_third(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_WRITE_LATENT || operation.kind == PENSTOCK_SCAN ||
            operation.kind == PENSTOCK_CORRECT || operation.kind == PENSTOCK_WEIGH_VALUES ||
            ((operation.kind == PENSTOCK_RATES || operation.kind == PENSTOCK_COMPRESSED_ATTENTION ||
-             operation.kind == PENSTOCK_HYPER_MIX) && operation.third >= 0);
+             operation.kind == PENSTOCK_HYPER_MIX || operation.kind == PENSTOCK_ATTENTION) && operation.third >= 0);
 }
 
 inline bool reads_second(const penstock_operation &operation) {

@@ -293,10 +293,16 @@ class NativeDecoder(NativeModel):
         return known[key]
 
     def _factors(self, heat: Temperature, longest: int) -> HostArray:
-        """Of queries at each position, as `ops.scale_by_position` has them: (positions,) in fp32."""
+        """Of queries at each position, as `ops.scale_by_position` and `scale_by_logarithm` have them: (positions,) in fp32."""
         positions = np.arange(rounded_up(longest + 1, PAGE_TOKENS), dtype=np.float32)
-        spans = np.floor((positions + np.float32(heat.offset)) / np.float32(heat.span))
-        factors = np.log1p(spans) * np.float32(heat.scale) + np.float32(1)
+        if heat.stepped:
+            spans = np.floor((positions + np.float32(heat.offset)) / np.float32(heat.span))
+            logarithms = np.log1p(spans)
+        else:
+            logarithms = np.log(
+                np.maximum((positions + np.float32(1)) / np.float32(heat.span), np.float32(1))
+            )
+        factors = logarithms * np.float32(heat.scale) + np.float32(1)
         return tensors.host(tensors.of(factors, tensors.bfloat16).float())
 
     def views(self) -> list[tuple[int, int]]:
@@ -314,7 +320,7 @@ class NativeDecoder(NativeModel):
                 if choice.attends:
                     self._runs.set_cache(layer, cache.rows_NJD, cache.table, self.cache_format)
                 for number, state_P in enumerate(cache.states):
-                    if config.compressed[layer] is None and choice.ngrams is None:
+                    if config.compressed[layer] is None and choice.ngrams is choice.smoothing is None:
                         number = int(state_P.dtype == np.float32)
                     self._runs.set_state(layer, number, state_P)
             self._bound = caches

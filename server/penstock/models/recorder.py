@@ -7,6 +7,8 @@ be run by torch any more. Recurrent layers and experts are `recurrent_recorder`'
 
 from typing import Any
 
+import numpy as np
+
 from penstock.layers.gated_norm import GatedNorm
 from penstock.layers.linear import Embedding, Linear, OpenedLinear
 from penstock.layers.norm import LayerNorm, Norm
@@ -17,6 +19,7 @@ from penstock.models.decoder import (
     Attention,
     Beside,
     Decoder,
+    Distances,
     Experts,
     ExpertsBeside,
     FeedForward,
@@ -40,9 +43,16 @@ from penstock.models.program_writer import (
     optional_fp32,
 )
 from penstock.models.recording import Recording, in_numpy
-from penstock.models.recurrent import ChannelMix, TimeMix
+from penstock.models.recurrent import ChannelMix, Convolution, TimeMix
 from penstock.models.recurrent_config import LightningConfig, Mamba2Config
-from penstock.models.recurrent_recorder import GATES_OF_OUTPUTS, record_mixer, record_token_mix, unknown_mixer
+from penstock.models.recurrent_recorder import (
+    GATES_OF_OUTPUTS,
+    record_convolution,
+    record_copy,
+    record_mixer,
+    record_token_mix,
+    unknown_mixer,
+)
 from penstock.models.streams_recorder import StreamsRecorder, sparse_hidden
 from penstock.parallel.group import TensorGroup
 from penstock_kernels import tensors
@@ -65,6 +75,8 @@ LARGEST_HEAD = 512
 MOST_EXPERTS = 4096
 MOST_INDEX_HEADS = 1024
 MOST_BEFORE, MOST_PAST = 16, 24
+MOST_SAID, MOST_TAPS = 64, 8
+LANES = 16  # scores at once
 
 
 def unknown_choice(config: DecoderConfig) -> str | None:
@@ -80,6 +92,8 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
     sizes = sorted({config.head_dim_of(at) for at in attending})
     indexes = [latent.index for latent in config.latents if latent.index is not None]
     ngrams = [layer.ngrams for layer in config.layers if layer.ngrams is not None]
+    distances = [layer.distances for layer in config.layers if layer.distances is not None]
+    smoothings = [layer.smoothing for layer in config.layers if layer.smoothing is not None]
     checks = (
         (
             config.index is not None
@@ -112,7 +126,15 @@ def unknown_choices(config: DecoderConfig) -> list[str]:
             f"limited gates of {config.activation}",
         ),
         (any(one.cap or one.shared_cap for one in experts), "capped gates"),
-        (config.has_distances, "biases by distance that queries make"),
+        (
+            any(one.rank > MOST_SAID for one in distances),
+            f"more than {MOST_SAID} numbers that a query says of distances",
+        ),
+        (
+            any(one.kernel > MOST_TAPS for one in smoothings),
+            f"convolutions over more than {MOST_TAPS} tokens",
+        ),
+        (bool(smoothings) and config.parallel, "convolutions of branches beside each other"),
         (config.activation not in ACTIVATIONS, f"the activation {config.activation}"),
         *((size > LARGEST_HEAD or size % 2 == 1, f"heads of {size}") for size in sizes),
         (bool(config.clip_qkv) and config.qk_norm is not None, "clipped queries with norms"),
@@ -259,18 +281,41 @@ class _Recorder:
         if attention is not None:
             mixed = self._mixer(index, attention, self.normed if short is None else short)
             self._scale(layer.attention_residual)
-            self._add(mixed, attention.out, None if config.parallel else layer.attention_out_norm)
+            if layer.attention_smoothing is None:
+                self._add(mixed, attention.out, None if config.parallel else layer.attention_out_norm)
+            else:
+                given = self.writer.buffer("given", Layout.F32, config.width)
+                self._branch(mixed, given, attention.out)
+                self._smooth(index, layer.attention_smoothing, given)
         if feed_forward is None:
             return
         if not config.parallel:
             short = self._read(layer.feed_forward_norm, isinstance(feed_forward, Experts))
         norm = None if config.parallel else layer.feed_forward_out_norm
         self._scale(layer.feed_forward_residual)
-        if isinstance(feed_forward, Experts):
+        if layer.feed_forward_smoothing is not None:
+            given = self.writer.buffer("given", Layout.F32, config.width)
+            if isinstance(feed_forward, Experts):
+                choice = config.layers[index].experts
+                assert choice is not None and short is not None, "it has experts"
+                with self.writer.summed(given) as (part, scale, adds):
+                    record_experts(self.writer, config, choice, feed_forward, reads, short, part, scale, adds)
+            else:
+                hidden = self._hidden(index, feed_forward, reads)
+                self._branch(self.writer.readable(hidden), given, feed_forward.out)
+            self._smooth(index, layer.feed_forward_smoothing, given)
+        elif isinstance(feed_forward, Experts):
             self._experts(index, feed_forward, reads, reads if short is None else short, norm)
         else:
             hidden = self._hidden(index, feed_forward, reads)
             self._add(self.writer.readable(hidden), feed_forward.out, norm, index, layer.beside)
+
+    def _smooth(self, index: int, convolution: Convolution, given: int) -> None:
+        """Adds to the residual the convolution of what a branch has given."""
+        writer, width = self.writer, self.config.width
+        smoothed = writer.buffer("smoothed", Layout.F32, width)
+        record_convolution(writer, index, convolution, given, 0, smoothed, 0)
+        writer.norm(smoothed, self.x, None, accumulate=True)
 
     def _streamed(self, index: int, layer: Layer, streams: StreamsRecorder) -> None:
         """A layer that computes one of several residual streams."""
@@ -415,7 +460,13 @@ class _Recorder:
         name = "queries" if config.same_heads else f"queries of {kv_heads} heads of {size}"
         queries = writer.buffer(name, Layout.QUERIES, heads * size)
         shape: dict[str, Any] = {"layer": index, "heads": heads, "kv_heads": kv_heads, "head_dim": size}
-        writer.linear(self.normed, qkv, attention.qkv)
+        if attention.smoothing is None:
+            writer.linear(self.normed, qkv, attention.qkv)
+        else:
+            rough = writer.buffer("qkv before convolutions", Layout.F32, gates_at)
+            writer.linear(self.normed, rough, attention.qkv)
+            record_copy(writer, index, rough, heads * size, qkv)
+            record_convolution(writer, index, attention.smoothing, rough, heads * size, qkv, heads * size)
         write = writer.add(
             Kind.WRITE_KV,
             qkv,
@@ -450,8 +501,10 @@ class _Recorder:
                 choice = record_blocks(writer, index, indexer, *of_rope, reads_short)
             else:
                 choice = record_head_blocks(writer, index, indexer, *of_rope, reads_short)
+        if attention.distances is not None:
+            choice = self._distances(attention.distances, heads, reads_short)
         window = config.windows[attention.window]
-        writer.add(
+        attend = writer.add(
             Kind.ATTENTION,
             queries,
             attended,
@@ -466,7 +519,19 @@ class _Recorder:
             slopes_rounded=config.slopes_rounded,
             slopes_scale=config.slopes_scale,
         )
+        if attention.distances is not None and attention.temperature is not None:
+            writer.made.temperatures.append((attend, attention.temperature))
         self._open(attention, heads, size, reads_short, attended, (qkv, gates_at))
+
+    def _distances(self, distances: Distances, heads: int, reads_short: int) -> dict[str, Any]:
+        """What attention adds to scores by what queries say of distances: of the key at the query's place the last entry."""
+        profiles_RL = tensors.host(fp32(distances.profiles_RL))
+        rank, reach = profiles_RL.shape
+        said = self.writer.buffer("said of distances", Layout.F32, heads * rank)
+        self.writer.short_linear(reads_short, said, distances.states)
+        rows = np.pad(profiles_RL[:, ::-1], ((0, 0), (LANES, LANES)))
+        made = tensors.of(np.ascontiguousarray(rows), tensors.float32)
+        return {"third": said, "norm_weight": made, "rows": rank, "columns": reach, "offset": reach - 1}
 
     def _open(
         self,
@@ -582,6 +647,7 @@ def _reads_short(mixer: Mixer) -> bool:
     """Whether some of what attention reads is bf16 where large products read bytes."""
     attends = mixer.attention if isinstance(mixer, Beside) else mixer
     has_gate = isinstance(attends, Attention | LatentAttention) and attends.gate is not None
+    has_distances = isinstance(attends, Attention) and attends.distances is not None
     has_index = isinstance(attends, Attention | LatentAttention) and attends.indexer is not None
     has_entries = isinstance(attends, CompressedAttention) and attends.pending is not None
-    return has_gate or has_index or has_entries or isinstance(attends, TimeMix | ChannelMix)
+    return has_gate or has_distances or has_index or has_entries or isinstance(attends, TimeMix | ChannelMix)

@@ -189,6 +189,39 @@ def _convolve(
     return target
 
 
+def record_convolution(
+    writer: ProgramWriter,
+    layer: int,
+    convolution: Convolution,
+    source: int,
+    source_at: int,
+    target: int,
+    target_at: int,
+) -> None:
+    """Of columns of fp32, into as many."""
+    weight_WC = fp32(convolution.weight_WC)
+    writer.add(
+        Kind.CONVOLVE,
+        source,
+        target,
+        layer=layer,
+        source_at=source_at,
+        target_at=target_at,
+        offset=convolution.place,
+        rows=len(weight_WC),
+        columns=weight_WC.shape[1],
+        norm_weight=weight_WC,
+        bias=optional_fp32(convolution.bias_C),
+        activation=Activation.IDENTITY,
+    )
+
+
+def record_copy(writer: ProgramWriter, layer: int, source: int, columns: int, target: int) -> None:
+    """The first columns, as a convolution over one token, of a layer that has states."""
+    ones = Convolution(tensors.ones((1, columns)), None)
+    record_convolution(writer, layer, ones, source, 0, target, 0)
+
+
 def _decay(log_decay_H: Tensor) -> Tensor:
     return log_decay_H.double().exp().float()
 
