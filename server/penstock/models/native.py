@@ -319,8 +319,9 @@ class NativeDecoder(NativeModel):
             for layer, (choice, cache) in enumerate(zip(config.layers, of_layers, strict=True)):
                 if choice.attends:
                     self._runs.set_cache(layer, cache.rows_NJD, cache.table, self.cache_format)
+                in_order = config.compressed[layer] or choice.ngrams or choice.smoothing
                 for number, state_P in enumerate(cache.states):
-                    if config.compressed[layer] is None and choice.ngrams is choice.smoothing is None:
+                    if in_order is None:
                         number = int(state_P.dtype == np.float32)
                     self._runs.set_state(layer, number, state_P)
             self._bound = caches
