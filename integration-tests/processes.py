@@ -7,6 +7,7 @@ that mark.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -58,6 +59,15 @@ def marked(mark: str) -> list[Process]:
         if state != "Z":
             found.append(Process(int(entry.name), state, command))
     return found
+
+
+def names_of_threads(pid: int) -> list[str]:
+    """Of those that a process has; one may end while it is looked at."""
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            names.append((task / "comm").read_text().strip())
+    return names
 
 
 def wait_for(condition: Callable[[], T | None], what: str, seconds: float = 30.0, every: float = 0.01) -> T:

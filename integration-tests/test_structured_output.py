@@ -19,7 +19,7 @@ import pytest
 import wire
 from conftest import Launch
 from launched import ON_TORCH, Launched
-from processes import wait_for
+from processes import names_of_threads, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PERSON = {
@@ -489,8 +489,7 @@ def test_a_grammar_whose_client_leaves_is_not_compiled_to_its_end(launch: Launch
     clock = Path(f"/proc/{server.process.pid}/stat")
 
     def is_compiling() -> bool:
-        tasks = (clock.parent / "task").glob("*/comm")
-        return any(task.read_text() == "grammar\n" for task in tasks)
+        return "grammar" in names_of_threads(server.process.pid)
 
     def spent() -> int:
         """Of processors, by the router alone, in ticks."""
