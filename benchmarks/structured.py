@@ -4,13 +4,13 @@
 
 The shipped model, or another, in its own dtype over HTTP, so many requests at once, each with a prompt of its own; greedy. The grammars
 go on for longer than the texts: a JSON schema of a long list of objects, and a regular expression of words. Also half of
-the requests constrained, beside the other half: what the free ones lose.
+the requests constrained, beside the other half: what the free ones lose. Behind each rate is where a step's time went, in microseconds: the
+whole, in the model, in choosing, and in handing out its tokens; what is left of the whole is between those, with waiting for masks.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import threading
 import time
@@ -61,10 +61,26 @@ def seconds(server: Server, kinds: list[str], tokens: int) -> float:
     return took
 
 
-def late_masks(server: Server) -> float:
-    """So far."""
-    found = re.search(r"^penstock_late_masks\S* (\S+)$", server.request("GET", "/metrics")[1].decode(), re.M)
-    return float(found.group(1)) if found else 0.0
+PARTS = ("inference", "forward", "decode", "filter")
+
+
+def of_steps(server: Server) -> list[float]:
+    """So far: masks that were late, decode steps, and the seconds of their parts."""
+    metrics = server.metrics()
+
+    def of_decodes(name: str) -> float:
+        return sum(
+            value
+            for key, value in metrics.items()
+            if key.startswith(f"tgi_batch_{name}{{") and 'method="decode"' in key
+        )
+
+    late = metrics.get("penstock_late_masks", 0.0)
+    return [
+        late,
+        of_decodes("inference_duration_count"),
+        *(of_decodes(f"{part}_duration_sum") for part in PARTS),
+    ]
 
 
 def main() -> None:
@@ -87,18 +103,28 @@ def main() -> None:
             for mix in mixes.values():
                 seconds(server, mix, arguments.tokens)
             rates: dict[str, list[float]] = {name: [] for name in mixes}
-            before = late_masks(server)
+            parts: dict[str, list[list[float]]] = {name: [] for name in mixes}
+            late = 0.0
             for _ in range(arguments.rounds):
                 for name, mix in mixes.items():
+                    before = of_steps(server)
                     rates[name].append(batch * arguments.tokens / seconds(server, mix, arguments.tokens))
+                    masks, steps, *took = (
+                        now - then for now, then in zip(of_steps(server), before, strict=True)
+                    )
+                    parts[name].append([1e6 * part / steps for part in took])
+                    late += masks
             free = statistics.median(rates["free"])
             for name, values in rates.items():
                 ratio = statistics.median(values) / free
+                of_step = " ".join(
+                    f"{statistics.median(part):.0f}" for part in zip(*parts[name], strict=True)
+                )
                 print(
-                    f"batch {batch:>2}, {name:>16}: {spread(values, ' tok/s')}; {ratio:.3f} of free",
+                    f"batch {batch:>2}, {name:>16}: {spread(values, ' tok/s')}; {ratio:.3f} of free; a step's us: {of_step}",
                     flush=True,
                 )
-            print(f"batch {batch:>2}: late masks: {late_masks(server) - before:.0f}", flush=True)
+            print(f"batch {batch:>2}: late masks: {late:.0f}", flush=True)
 
 
 if __name__ == "__main__":
