@@ -445,6 +445,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 {**ENCODER, "intermediate_size": 48, "fullatt_block_indexes": [0]},
             ),
             "audio_config": {**WHISPER, "n_window": 4, "output_dim": 64},
+            "vision_start_token_id": 90,  # as below
         },
         "Qwen3-Omni thinker": {
             **with_images(
@@ -463,5 +464,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 {**ENCODER, "intermediate_size": 48, "deepstack_visual_indexes": [0]},
             ),
             "audio_config": {**WHISPER, "n_window": 4, "output_dim": 64, "downsample_hidden_size": 8},
+            # Its class has no default for this, and generates nothing without it.
+            "vision_start_token_id": 90,
         },
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, with_text
-from models import kind_of, make
+from models import NEED_IMAGES, kind_of, make
 from page import runs
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -54,6 +54,8 @@ def test_a_family_is_served(family: str, tmp_path: Path) -> None:
         assert launched.wait_ready().worker().pid != worker.pid
 
     model = kind_of(config).from_pretrained(folder, dtype=torch.float32)
+    if config["model_type"] in NEED_IMAGES:
+        model = model.language_model
     ids = torch.tensor([[token["id"] for token in details["prefill"]]])
     theirs = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert ours == theirs[0, ids.shape[1] :].tolist()
