@@ -104,6 +104,7 @@ def compile_all(compiler: list[str], folder: Path) -> list[str]:
             "isa",
             "program",
             "ranks",
+            "repeats",
             "residuals",
             "team",
         )

@@ -28,6 +28,7 @@ from penstock.rpc.address import Address
 from penstock.rpc.server import ProcessExit, listen
 from penstock.rpc.servicer import WorkerServicer
 from penstock.telemetry import log
+from penstock_kernels.repeats import Inbox
 
 # Ordinary words of the vocabulary of the model that ships, and of those that tests make with its tokenizer.
 FIRST_TOKEN, TOKENS = 400, 16
@@ -65,6 +66,10 @@ class NullEngine:
 
     def clear(self) -> None:
         """There is nothing to forget."""
+
+    def go_on(self, inbox: Inbox) -> pb.StepResult | None:
+        """Every plan comes to `launch`."""
+        return None
 
     def launch(self, plan: Plan) -> pb.StepResult:
         """A token for every row that samples."""

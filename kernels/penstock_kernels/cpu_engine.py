@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 19
+ABI = 20
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -218,6 +218,7 @@ def library() -> ctypes.CDLL:
             [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, c_int64, *[c_void_p] * 4, POINTER(CDraws)],
         ),
         ("draw", c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(CDraws)]),
+        ("go_on", c_int, [c_void_p, c_void_p]),
         ("buffer", c_void_p, [c_void_p, c_int32, POINTER(c_int64)]),
     ):
         function = getattr(found, f"penstock_cpu_{name}")
@@ -481,7 +482,7 @@ class Decodes:
         """Of the last step, of as many rows as it had tokens; which `logits_RV` has as well."""
         self.logits_RV = logits_RV
         made, tokens_D, possible_D = (None, None, None) if draws is None else _encoded_draws(draws)
-        self._draws, self._made = draws, made
+        self.draws, self.c_draws = draws, made
         self.possible_D: npt.NDArray[np.bool_] | None = possible_D
         """Whether each row that was drawn had a token left."""
         self.saves_C3, self.moved_M3 = NO_SAVES, NO_MOVES
@@ -491,21 +492,31 @@ class Decodes:
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         at = map(address, columns)
         encoded = None if encoded_S is None else address(encoded_S)
-        self._step = CStep(
+        self.c_step = CStep(
             rows, rows, *at, pages.shape[1], pages.shape[2], None, 0, None, None, 0, encoded, None
         )
         summary = (self.summary.tokens_S, self.summary.largest_S, self.summary.totals_S)
         outputs = tuple(map(address, summary))
         shape = (*rows_at(logits_RV), logits_RV.shape[1])
         now = (None, None, None) if awaits_masks else outputs
-        self._arguments = (handle, self._step, *shape, *now, made)
+        self._arguments = (handle, self.c_step, *shape, *now, made)
         self._call = library.penstock_cpu_decode
-        self._mask_of_row_S = np.full(most, -1, np.int32)
-        self._of_rows_at = address(self._mask_of_row_S)
+        self.mask_of_row_S = np.full(most, -1, np.int32)
+        self._of_rows_at = address(self.mask_of_row_S)
         self._masked: I64 | None = None  # the rows that it has
         self._shape, self._outputs = shape, (*outputs, made)
-        self._handle = handle
+        self.logits_at = shape[:2]
+        """Where they begin, and how many numbers are from one row to the next."""
+        self._library, self._handle = library, handle
         self._choose = library.penstock_cpu_choose
+
+    def call(self, name: str, structure: Any) -> int:
+        """Calls another function of the library with their program."""
+        return int(getattr(self._library, f"penstock_cpu_{name}")(self._handle, structure))
+
+    def forget_masks(self) -> None:
+        """Masks of the next step may be of other rows than those of the last, though they are the same array."""
+        self._masked = None
 
     def save(self, saves_C3: I64) -> None:
         """Has the steps from now on copy states, as `CpuProgram.step` has it."""
@@ -513,7 +524,7 @@ class Decodes:
             return
         assert saves_C3.dtype == np.int64 and saves_C3.flags.c_contiguous
         self.saves_C3 = saves_C3
-        self._step.saves, self._step.saved = address(saves_C3), len(saves_C3)
+        self.c_step.saves, self.c_step.saved = address(saves_C3), len(saves_C3)
 
     def branch(self, positions_T: I64 | None, moved_M3: I64) -> None:
         """Says where in the steps from now on the tokens of trees are, as `CpuProgram.step` has it; None: there are none."""
@@ -522,23 +533,23 @@ class Decodes:
         columns = (moved_M3,) if positions_T is None else (moved_M3, positions_T)
         assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
         self.positions_T, self.moved_M3 = positions_T, moved_M3
-        self._step.positions = None if positions_T is None else address(positions_T)
-        self._step.moved, self._step.moves = address(moved_M3), len(moved_M3)
+        self.c_step.positions = None if positions_T is None else address(positions_T)
+        self.c_step.moved, self.c_step.moves = address(moved_M3), len(moved_M3)
 
     def run(self, tokens: int, draws: int) -> None:
         """One step of so many tokens, the first of `ids_T`, behind which the first so many of `draws` draw. Raises RankLost."""
-        self._step.tokens = tokens
-        if self._made is not None:
-            self._made.count = draws
+        self.c_step.tokens = tokens
+        if self.c_draws is not None:
+            self.c_draws.count = draws
         succeeded(self._call(*self._arguments))
 
     def choose(self, masks: RowMasks) -> None:
         """The rest of a step that awaited masks. Raises RankLost. Where `rows` of the masks are the same array as in the last step, so are the
         step's tokens and draws."""
-        rows = self._step.tokens
-        words_MW, draws, made = np.ascontiguousarray(masks.words_MW), self._draws, self._made
+        rows = self.c_step.tokens
+        words_MW, draws, made = np.ascontiguousarray(masks.words_MW), self.draws, self.c_draws
         if masks.rows is not self._masked:
-            of_row_S, self._masked = self._mask_of_row_S[:rows], masks.rows
+            of_row_S, self._masked = self.mask_of_row_S[:rows], masks.rows
             of_row_S[:] = -1
             of_row_S[masks.rows] = np.arange(len(masks.rows), dtype=np.int32)
             if draws is not None and made is not None:

@@ -11,7 +11,8 @@ import pytest
 from client import Numbering, make_plan, mask_of, row, u32
 from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.proto import penstock_pb2 as pb
-from penstock.rpc.run_call import RunCall
+from penstock.rpc.run_call import Queued, RunCall
+from penstock_kernels.repeats import Inbox
 
 VOCABULARY = 64
 
@@ -34,6 +35,10 @@ class Device:
 
     def clear(self) -> None:
         """There is nothing to forget."""
+
+    def go_on(self, inbox: Inbox) -> Step | None:
+        """Never asked to: another thread reads."""
+        raise AssertionError("it reads by itself")
 
     def launch(self, plan: Plan) -> Step:
         """Waits for masks where a row is masked."""
@@ -87,9 +92,10 @@ class Router:
 
     def run(self, device: Device) -> list[int]:
         """The numbers of the results."""
-        call = RunCall()
+        source = Queued()
+        call = RunCall(source)
         threads = [
-            threading.Thread(target=call.read, args=(iter(self.messages.get, None),), daemon=True),
+            threading.Thread(target=source.read, args=(iter(self.messages.get, None),), daemon=True),
             threading.Thread(target=call.execute, args=(device,), daemon=True),
         ]
         for thread in threads:

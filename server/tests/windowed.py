@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import checkpoints
 from driver import Driver
@@ -12,7 +13,12 @@ from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import llama
 
 
-def windowed(windows: tuple[Window | None, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+def windowed(
+    windows: tuple[Window | None, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype = torch.float32,
+) -> Driver:
     """Writes the model to `folder`, with window i % len(windows) in layer i."""
 
     def with_windows(config: dict[str, Any]) -> DecoderConfig:
@@ -20,4 +26,4 @@ def windowed(windows: tuple[Window | None, ...], folder: Path, monkeypatch: pyte
         return read.with_layers(window=[windows[i % len(windows)] for i in range(read.num_layers)])
 
     monkeypatch.setattr(llama, "RECIPE", replace(llama.RECIPE, read=with_windows))
-    return Driver(checkpoints.write(folder, checkpoints.config()))
+    return Driver(checkpoints.write(folder, checkpoints.config()), dtype)

@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "penstock_cpu.h"
 #include "program.h"
+#include "repeats.h"
 
 struct penstock_program {
     penstock::Program program;
@@ -204,6 +205,12 @@ int penstock_cpu_choose(penstock_program *program, const float *logits, int64_t 
 int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t stride, int64_t columns,
                       const penstock_draws *draws) {
     return guarded([&] { program->program.draw(logits, stride, columns, *draws); });
+}
+
+int penstock_cpu_go_on(penstock_program *program, penstock_repeats *repeats) {
+    int pause = 0;
+    const int result = guarded([&] { pause = penstock::Repeats(program->program, *repeats).go_on(); });
+    return result == 1 ? pause : result;
 }
 
 void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes) {

@@ -38,7 +38,7 @@ from penstock.engine.slot_sampling import NO_SAMPLES, Drafts, Masks, Sampled, Sl
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
-from penstock.engine.threads import Threads
+from penstock.engine.threads import KINDS, Threads
 from penstock.errors import UnusableModel
 from penstock.models.cache_format import FORMATS
 from penstock.models.layer_cache import LayerCache
@@ -50,6 +50,7 @@ from penstock.proto import penstock_pb2 as pb
 from penstock.telemetry import log
 from penstock_kernels.gpu.choice import why_not
 from penstock_kernels.program import Array
+from penstock_kernels.repeats import MOST_MADE, Inbox, Pause
 
 if TYPE_CHECKING:
     # Imports what sends spans, which few servers do.
@@ -205,11 +206,16 @@ class Engine:
         if device.type == "cpu" and is_free:
             most = self._most_threads()
             self.threads = Threads(most, self._set_threads) if most > 1 else None
-        self.steps = 0
+        self._steps: I64 = np.zeros(1, np.int64)
         self.spans: StepSpans | None = None
         self.drafter: Drafter | None = None  # set before `allocate`
         self.graphs: StepGraphs | None = None
         self._prepared = False
+
+    @property
+    def steps(self) -> int:
+        """Begun since the worker began."""
+        return int(self._steps[0])
 
     @property
     def depth(self) -> int:
@@ -390,6 +396,37 @@ class Engine:
             self.choose(launched, masks)
         return self.finish(launched)
 
+    def go_on(self, inbox: Inbox) -> Launched | None:
+        """Has the CPU engine read plans and answer them, as long as they go on from the last one and ask for nothing unusual. Returns a step of
+        which something is left: its choice with masks, or its answer.
+        """
+        repeats = self.repeats
+        if repeats is None or not repeats.may_go_on:
+            return None
+        self._settle()
+        last, threads = self.slots.last_plan, self.threads
+        if last is None:
+            return None
+        assert self.native is not None, "it repeats"
+        as_it_is = [(self.native.threads, MOST_MADE)] * (len(KINDS) + 1)
+        while True:
+            kinds = as_it_is if threads is None else threads.ahead()
+            pause = repeats.go_on(inbox, kinds, self.last_sampled, self._steps)
+            self.slots.went_on()
+            if threads is not None:
+                threads.were(repeats.made)
+            if pause == Pause.MESSAGE:
+                return None
+            if pause != Pause.STEPS:
+                break
+        plan, prepare_ns, forward_ns = repeats.left(last, inbox.number)
+        launched = Launched(plan, None, None, None, prepare_ns, forward_ns, 0)
+        if pause == Pause.MASKS:
+            launched.unsampled = repeats
+        else:
+            self._take(launched, repeats, None)
+        return launched
+
     def launch(self, plan: Plan) -> Launched:
         """Checks the plan against the slots and gives its work to the device. Raises BadPlan.
 
@@ -416,7 +453,7 @@ class Engine:
             self.sampler.start(plan.slots[(plan.flags & START) != 0], plan.starts)
             if self.states is not None:
                 self.states.start(*starting(plan, self.slots))
-        self.steps += 1
+        self._steps[0] += 1
         if len(plan.slots) == 0:
             self.step_maker.clear()
             return Launched(plan, None, None, None, time.perf_counter_ns() - began, 0, 0)
@@ -484,7 +521,7 @@ class Engine:
 
     def _repeat(self, plan: Plan, repeats: Repeats, began: int, traced_since: int) -> Launched:
         """A step in one call, but for the choice where masks are awaited."""
-        self.steps += 1
+        self._steps[0] += 1
         if self.threads is not None:
             self.threads.begin(len(plan.slots) + len(plan.tokens))
         repeats.begin(plan, self.last_sampled[plan.slots])

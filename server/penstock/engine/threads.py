@@ -14,6 +14,8 @@ import statistics
 import time
 from collections.abc import Callable
 
+from penstock_kernels.repeats import MOST_MADE
+
 # A step is slow when it takes SLOW times what the cost model says; SLOW_STEPS of them in a row begin a trial.
 SLOW, SLOW_STEPS = 2.0, 8
 # A trial: TURN steps with each number of threads in turn, TURNS times, of which the first of a turn does not count: what was taken from
@@ -58,6 +60,16 @@ class Choice:
     def other(self) -> int:
         """What is not settled on."""
         return 1 if self.settled == self.most else self.most
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether a trial is on."""
+        return self._trial is not None
+
+    @property
+    def left(self) -> int:
+        """Steps for which `now` stays what it is, as far as they are those of a trial."""
+        return MOST_MADE if self._trial is None else TURN - len(self._trial) % TURN
 
     @property
     def now(self) -> int:
@@ -153,11 +165,29 @@ class Threads:
         if self.expected is not None:
             self.use(self.choice(tokens).now)
 
-    def end(self, tokens: int, attended: int, nanoseconds: float) -> None:
-        """After it."""
+    def ahead(self) -> list[tuple[int, int]]:
+        """Of steps of each kind how many threads compute them, and so many of them before `were` is told."""
+        if self.expected is None:
+            return [(self._applied, MOST_MADE) for _ in self.choices]
+        return [(choice.now, choice.left) for choice in self.choices]
+
+    def were(self, steps: list[list[int]]) -> None:
+        """Steps that were made as `ahead` said: of each the tokens fed and attended to, how long it took, and when it ended, in nanoseconds."""
+        begun = [choice for choice in self.choices if not choice.is_tried]
+        for tokens, attended, took, ended in steps:
+            choice = self.choice(tokens)
+            # Those behind the one that began a trial are none of it.
+            if not (choice.is_tried and choice in begun):
+                self.end(tokens, attended, took, ended / 1e9)
+        if self.expected is not None:
+            self._applied = 0  # whatever the last one had
+
+    def end(self, tokens: int, attended: int, nanoseconds: float, now: float | None = None) -> None:
+        """After it. `now`: when that was, in seconds; None: now."""
         if self.expected is None:
             return
-        now = time.monotonic()
+        if now is None:
+            now = time.monotonic()
         since, self._ended = (now - self._ended) * 1e9, now
         if nanoseconds < since < (1.0 + MOST_BETWEEN) * nanoseconds:
             nanoseconds = since

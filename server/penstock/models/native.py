@@ -36,6 +36,7 @@ from penstock_kernels.program import (
     Kind,
     rounded_up,
 )
+from penstock_kernels.repeats import CRepeats, Inbox, Pause, go_on
 
 if TYPE_CHECKING:
     from penstock.models.packed_cache import Entry
@@ -191,6 +192,11 @@ class NativeModel:
         """One step of them that feeds so many tokens and draws so many, but for the choice where it awaits masks."""
         with _named():
             decodes.run(tokens, draws)
+
+    def go_on(self, repeats: CRepeats, inbox: Inbox, decodes: Decodes, kinds: list[tuple[int, int]]) -> Pause:
+        """Steps from their plans to their answers: see `repeats.go_on`."""
+        with _named():
+            return go_on(repeats, inbox, decodes, kinds)
 
     def choose(self, decodes: Decodes, masks: RowMasks) -> None:
         """The rest of a step that awaited masks."""

@@ -27,18 +27,18 @@ class PlanReader:
     """
 
     def __init__(self) -> None:
-        self._number = 0
-        self._digest = 0
+        self.number = 0  # of the last plan
+        self.digest = 0  # of all
         # Of the last plan what most plans have in common with the one before: bytes, and the arrays made of them.
         self._slots = self._counts = self._new_block_counts = (b"", NO_I64[1])
         self._flags: tuple[bytes, U8] = (b"", np.zeros(0, np.uint8))
 
     def read(self, message: pb.StepPlan) -> Plan:
         """The plan's columns. Raises OutOfStep, or BadPlan for a column that is no whole number of elements."""
-        due = self._number + 1
+        due = self.number + 1
         if message.number != due:
             raise OutOfStep(f"plan number {message.number} came where number {due} was due")
-        digest = zlib.crc32(message.number.to_bytes(8, "little"), self._digest)
+        digest = zlib.crc32(message.number.to_bytes(8, "little"), self.digest)
         for column in (
             message.released,
             message.slots,
@@ -62,7 +62,7 @@ class PlanReader:
             raise OutOfStep(
                 f"plan {message.number} says digest {message.digest:#010x}, this worker has {digest:#010x}"
             )
-        self._number, self._digest = due, digest
+        self.number, self.digest = due, digest
         traces = message.traces
         if len(traces) % 24:
             raise BadPlan(f"traces: {len(traces)} bytes are no whole number of 24-byte elements")

@@ -1,6 +1,7 @@
-"""One Run call between whoever speaks to the router and the engine's thread: queues of plans and masks in, results out.
+"""One Run call between whoever speaks to the router and the engine's thread: plans and masks in, results out.
 
-Used by the servicer. Knows neither model nor device, and does not import torch.
+Used by the servicer. Knows neither model nor device, and does not import torch. Messages are read by a thread (`Queued`), or
+where plans are executed (`FrameCall` in `frames`), and there the engine may read some by itself.
 """
 
 import queue
@@ -15,6 +16,7 @@ from penstock.engine.plan import MASKED, MaskColumns, Plan
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader, read_masks
+from penstock_kernels.repeats import Inbox
 
 # While a step is on an accelerator, how long to wait for the next plan before looking at the step again.
 GLANCE_SECONDS = 0.0002
@@ -34,6 +36,9 @@ class Steps(Protocol[L]):
 
     def clear(self) -> None:
         """Forgets all slots."""
+
+    def go_on(self, inbox: Inbox) -> L | None:
+        """Where it can, reads plans and answers them by itself, until there is one that it cannot. A step of which something is left is returned."""
 
     def launch(self, plan: Plan) -> L:
         """Begins a step. Raises BadPlan."""
@@ -58,74 +63,173 @@ class Superseded(Exception):
         return "a newer Run began"
 
 
-class RunCall:
-    """One Run call and its threads: one reads plans, one executes them, and where `deliver` is not given, one sends results.
+class Source(Protocol):
+    """Where the plans and masks of one Run come from. Raises what ended them, and what is wrong with them."""
 
-    So the next step is computed while gRPC still sends the last one's result.
-    """
+    @property
+    def inbox(self) -> Inbox | None:
+        """What was received of a connection, where the thread that executes plans reads them; the engine may read some by itself."""
 
-    def __init__(self, deliver: Callable[[pb.StepResult | Exception | None], None] | None = None) -> None:
-        """`deliver` is given each result on the thread that computes, and last what ended the call; None: `results` is asked for them."""
+    def plan(self) -> Plan | None:
+        """The next one, or None at the end."""
+
+    def plan_within(self, seconds: float) -> Plan | None:
+        """The next one if it comes in time. The end is left for `plan`."""
+
+    def masks(self) -> MaskColumns | None:
+        """The masks of the oldest plan that needs some, or None at the end."""
+
+    def owe(self, number: int) -> None:
+        """Masks are due of this plan, which somebody else has read."""
+
+    def end(self, why: Exception) -> None:
+        """There is nothing more than what was read."""
+
+
+class Owed:
+    """Plans whose masks are due."""
+
+    def __init__(self) -> None:
+        self._numbers: deque[int] = deque(maxlen=MOST_OWED)
+
+    def add(self, number: int) -> None:
+        """This plan's, too."""
+        self._numbers.append(number)
+
+    def take(self, number: int) -> None:
+        """Those of this plan have come. Raises OutOfStep unless it is the oldest."""
+        due = self._numbers.popleft() if self._numbers else None
+        if number != due:
+            were_due = "none were due" if due is None else f"those of plan {due} were due"
+            raise OutOfStep(f"masks of plan {number} came where {were_due}")
+
+
+def check_message(message: pb.ToWorker) -> None:
+    """Raises BadPlan for one that says nothing."""
+    if not (message.HasField("plan") or message.HasField("masks")):
+        raise BadPlan("message: neither a plan nor masks")
+
+
+class Queued:
+    """A Source whose messages another thread reads: gRPC gives them to a thread of its own."""
+
+    inbox: Inbox | None = None
+
+    def __init__(self) -> None:
         self._plans: queue.SimpleQueue[Plan | Exception | None] = queue.SimpleQueue()
         self._masks: queue.SimpleQueue[pb.Masks | Exception | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[pb.StepResult | Exception | None] = queue.SimpleQueue()
-        self._deliver = deliver or self._results.put
-        self.over = threading.Event()  # it executes nothing any more
+        self._owed = Owed()
 
     def read(self, messages: Iterator[pb.ToWorker]) -> None:
         """Reads the stream to its end."""
         reader = PlanReader()
-        owed: deque[int] = deque(maxlen=MOST_OWED)
         end: Exception | None = None
         try:
             for message in messages:
+                check_message(message)
                 has_plan, has_masks = message.HasField("plan"), message.HasField("masks")
-                if not (has_plan or has_masks):
-                    raise BadPlan("message: neither a plan nor masks")
                 # Those of an older plan are waited for more than the plan.
                 if has_masks and has_plan and message.masks.number < message.plan.number:
-                    self._read_masks(message.masks, owed)
+                    self._read_masks(message.masks)
                     has_masks = False
                 if has_plan:
                     plan = reader.read(message.plan)
                     if (plan.flags & MASKED).any():
-                        owed.append(plan.number)
+                        self._owed.add(plan.number)
                     self._plans.put(plan)
                 if has_masks:
-                    self._read_masks(message.masks, owed)
+                    self._read_masks(message.masks)
         except grpc.RpcError:
             pass  # the client went away, which ends the stream as well
         except Exception as error:
             # grpcio raises a bare Exception when the call was cancelled; anything else must be seen.
             end = None if type(error) is Exception else error
-        self._end(end)
+        self._put(end)
 
-    def _read_masks(self, masks: pb.Masks, owed: deque[int]) -> None:
-        _check_due(masks.number, owed)
+    def _read_masks(self, masks: pb.Masks) -> None:
+        self._owed.take(masks.number)
         self._masks.put(masks)
+
+    def end(self, why: Exception) -> None:
+        """See Source."""
+        self._put(why)
+
+    def _put(self, why: Exception | None) -> None:
+        self._plans.put(why)
+        self._masks.put(why)
+
+    def plan(self) -> Plan | None:
+        """See Source."""
+        item = self._plans.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def plan_within(self, seconds: float) -> Plan | None:
+        """See Source."""
+        try:
+            item = self._plans.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if item is None:
+            self._plans.put(None)
+            return None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def masks(self) -> MaskColumns | None:
+        """See Source."""
+        item = self._masks.get()
+        if isinstance(item, Exception):
+            raise item
+        return None if item is None else read_masks(item)
+
+    def owe(self, number: int) -> None:
+        """Nobody else reads plans."""
+        raise AssertionError(f"plan {number} was read by somebody else")
+
+
+class RunCall:
+    """One Run call: the plans of a source, executed, and their results.
+
+    So the next step is computed while gRPC still sends the last one's result.
+    """
+
+    def __init__(
+        self, source: Source, deliver: Callable[[pb.StepResult | Exception | None], None] | None = None
+    ) -> None:
+        """`deliver` is given each result on the thread that computes, and last what ended the call; None: `results` is asked for them."""
+        self._source = source
+        self._results: queue.SimpleQueue[pb.StepResult | Exception | None] = queue.SimpleQueue()
+        self._deliver = deliver or self._results.put
+        self.over = threading.Event()  # it executes nothing any more
 
     def supersede(self) -> None:
         """Ends the execution after the plans that were read."""
-        self._end(Superseded())
-
-    def _end(self, why: Exception | None) -> None:
-        self._plans.put(why)
-        self._masks.put(why)
+        self._source.end(Superseded())
 
     def execute(self, engine: Steps[L]) -> None:
         """Executes plans until they end; whatever goes wrong is the last result."""
         end: Exception | None = None
+        source = self._source
         try:
             engine.clear()
             launched: deque[L] = deque()
             while True:
+                if not launched and (inbox := source.inbox) is not None:
+                    left = engine.go_on(inbox)
+                    if left is not None:
+                        launched.append(left)
+                        if engine.awaits_masks(left):
+                            source.owe(inbox.number)
                 if not launched:
-                    plan = self._next_plan()
+                    plan = source.plan()
                     if plan is None:
                         break
                     launched.append(engine.launch(plan))
                 if engine.awaits_masks(launched[0]):
-                    masks = self._next_masks()
+                    masks = source.masks()
                     if masks is None:
                         break
                     engine.choose(launched[0], masks)
@@ -135,7 +239,7 @@ class RunCall:
                     and not engine.awaits_masks(launched[-1])
                     and not engine.is_done(launched[0])
                 ):
-                    plan = self._next_plan_within(GLANCE_SECONDS)
+                    plan = source.plan_within(GLANCE_SECONDS)
                     if plan is not None:
                         launched.append(engine.launch(plan))
                 self._deliver(engine.finish(launched.popleft()))
@@ -153,37 +257,3 @@ class RunCall:
             if item is None:
                 return
             yield item
-
-    def _next_plan(self) -> Plan | None:
-        item = self._plans.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    def _next_masks(self) -> MaskColumns | None:
-        """The masks of the oldest plan that needs some."""
-        item = self._masks.get()
-        if isinstance(item, Exception):
-            raise item
-        return None if item is None else read_masks(item)
-
-    def _next_plan_within(self, seconds: float) -> Plan | None:
-        """The next plan if it comes in time. The end of the stream is left for `_next_plan`."""
-        try:
-            item = self._plans.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        if item is None:
-            self._plans.put(None)
-            return None
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-
-def _check_due(number: int, owed: deque[int]) -> None:
-    """Takes the oldest plan off those that masks are owed of, which this is to be. Raises OutOfStep."""
-    due = owed.popleft() if owed else None
-    if number != due:
-        were_due = "none were due" if due is None else f"those of plan {due} were due"
-        raise OutOfStep(f"masks of plan {number} came where {were_due}")

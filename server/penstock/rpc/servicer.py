@@ -14,14 +14,16 @@ from penstock.engine.engine_thread import EngineThread
 from penstock.errors import BadPlan, OtherLimits, OutOfStep, PeerLost, RunEnded, TooLittleMemory, one_line
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.frames import FrameCall
-from penstock.rpc.run_call import RunCall, Steps, Superseded
+from penstock.rpc.run_call import Queued, RunCall, Steps, Superseded
 from penstock.telemetry import log
 
 
 class ServedEngine(Steps[Any], Protocol):
     """What the servicer asks of an engine, beside executing plans."""
 
-    steps: int
+    @property
+    def steps(self) -> int:
+        """Begun since the worker began."""
 
     @property
     def prepared(self) -> bool:
@@ -89,9 +91,10 @@ class WorkerServicer:
             self._end_with(context)
         if not self._engine.prepared:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
-        run = RunCall()
+        source = Queued()
+        run = RunCall(source)
         self._execute(run)
-        threading.Thread(target=run.read, args=(messages,), name="plans", daemon=True).start()
+        threading.Thread(target=source.read, args=(messages,), name="plans", daemon=True).start()
         try:
             yield from run.results()
         except Exception as error:
@@ -120,9 +123,8 @@ class WorkerServicer:
                 call.fail(*_failure(item))
                 answered.set()
 
-        run = RunCall(deliver)
+        run = RunCall(call, deliver)
         self._execute(run)
-        run.read(call.messages())
         run.over.wait()
 
     def _execute(self, run: RunCall) -> None:
