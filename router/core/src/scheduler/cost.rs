@@ -198,6 +198,16 @@ impl StepCost {
         Duration::from_nanos(all as u64)
     }
 
+    /// Whether a draft costs as much as a token of the step does without: then none pays, however likely it is right.
+    pub fn drafts_never_pay(&self, work: Work) -> bool {
+        let with = |drafts| {
+            let mut work = work;
+            work.add_drafts(drafts);
+            self.expect(work).as_nanos() as f64
+        };
+        (with(2) - with(1)) * f64::from(work.tokens) >= with(0)
+    }
+
     /// How long `tokens` of prompts, each of about `length`, take in chunks of `chunk` beside `decodes`.
     pub fn expect_prompts(&self, tokens: f64, length: f64, chunk: u32, decodes: Work) -> Duration {
         let steps = (tokens / f64::from(chunk.max(1))).ceil();
@@ -321,6 +331,28 @@ mod tests {
             assert!(with(n) <= target, "{n} tokens at {position}: {:?}", with(n));
             assert!(with(n + 1) >= target, "{n} tokens at {position} is not the most");
         }
+    }
+
+    #[test]
+    fn a_draft_that_costs_as_much_as_a_token_never_pays() {
+        let decodes = |rows| {
+            let mut work = Work::default();
+            for _ in 0..rows {
+                work.add(100, 1);
+            }
+            work
+        };
+        // A token of one row takes as long as the step, one of very many as long as itself and its context.
+        let mut cost = cost();
+        assert!(!cost.drafts_never_pay(decodes(1)) && !cost.drafts_never_pay(decodes(32)));
+        let mut with_drafts = decodes(32);
+        with_drafts.add_drafts(8);
+        for _ in 0..50 {
+            let plain = cost.expect(decodes(32));
+            cost.learn(with_drafts, plain + Duration::from_nanos(8 * 80_000));
+        }
+        // Of 32 rows a token takes 56 us now, and a draft 80.
+        assert!(cost.drafts_never_pay(decodes(32)) && !cost.drafts_never_pay(decodes(8)));
     }
 
     #[test]

@@ -219,6 +219,10 @@ fn better(text: &[Candidate], model: &[Candidate], when: When) -> Vec<Candidate>
 impl Core {
     /// Drafts for the rows of `keys`, which decode and are `work`; at most `budget` in all.
     pub(super) fn allot_drafts(&self, keys: &[usize], work: Work, budget: u32) -> Vec<Allotment> {
+        let is_adaptive = matches!(self.rules.drafting, Drafting::Adaptive(_));
+        if is_adaptive && self.cost.drafts_never_pay(work) && !self.cost.is_due_a_probe() {
+            return Vec::new();
+        }
         let text = self.text_candidates(keys.iter().copied());
         let model = self.model_candidates(keys.iter().copied());
         match self.rules.drafting {
@@ -285,6 +289,9 @@ impl Core {
             if !sequence.is_fully_scheduled() {
                 work.add(sequence.num_scheduled_tokens, 1);
             }
+        }
+        if self.cost.drafts_never_pay(work) {
+            return false;
         }
         let text = self.text_candidates(self.running.iter().copied());
         if text.is_empty() {
