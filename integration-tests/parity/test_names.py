@@ -142,6 +142,24 @@ def below_language_model(name: str) -> str:
     return f"language_model.{name}"
 
 
+def in_minimaxs_words(config: dict[str, Any], architecture: str, model_type: str) -> dict[str, Any]:
+    """The fields of the first checkpoints, as transformers' tests of MiniMax-VL-01 quote them."""
+    said = {name: value for name, value in config.items() if name != "layer_types" and "_factor" not in name}
+    for name, older in (("full_attn", "full_attention"), ("linear_attn", "linear_attention"), ("mlp", "mlp")):
+        for kind in ("alpha", "beta"):
+            said[f"layernorm_{older}_{kind}"] = config[f"{name}_{kind}_factor"]
+    return {
+        **said,
+        "architectures": [architecture],
+        "model_type": model_type,
+        "attn_type_list": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "rotary_dim": config["head_dim"],
+        "postnorm": True,
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+    }
+
+
 # Models that transformers cannot make here, around a text model that it can: a text family, the whole's configuration, what
 # the whole calls the tensors, and what it holds beside them.
 WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename, tuple[str, ...]]] = {
@@ -280,6 +298,41 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
             .replace("attn.v.", "attn.v_proj.")
         ),
         (),
+    ),
+    "MiniMax-Text-01 in its own words": (
+        "MiniMax-Text-01",
+        lambda config: in_minimaxs_words(config, "MiniMaxText01ForCausalLM", "minimax_text_01"),
+        lambda name: name,
+        (),
+    ),
+    "MiniMax M1": (
+        "MiniMax-Text-01",
+        lambda config: in_minimaxs_words(config, "MiniMaxM1ForCausalLM", "minimax_m1"),
+        lambda name: name,
+        (),
+    ),
+    "MiniMax-VL-01": (
+        "MiniMax-Text-01",
+        lambda config: {
+            "architectures": ["MiniMaxVL01ForConditionalGeneration"],
+            "model_type": "minimax_vl_01",
+            "text_config": in_minimaxs_words(config, "MiniMaxText01ForCausalLM", "minimax_text_01"),
+            "vision_config": {},
+        },
+        below_language_model,
+        ("vision_tower.vision_model.a.weight", "multi_modal_projector.linear_1.weight", "image_newline"),
+    ),
+    "MiMo 7B": (
+        "Qwen 1.5, Qwen 2",
+        lambda config: {
+            **config,
+            "architectures": ["MiMoForCausalLM"],
+            "model_type": "mimo",
+            "attention_bias": True,
+            "num_nextn_predict_layers": 1,
+        },
+        lambda name: name,
+        ("model.mtp_layers.0.token_layernorm.weight", "model.mtp_layers.0.self_attn.q_proj.bias"),
     ),
     "Kimi K2": (
         "DeepSeek V3",
@@ -422,6 +475,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("Kimi Linear", {"linear_attn_config": {"full_attn_layers": [9]}}, "full_attn_layers .* layers, 1 to 4"),
     ("MiniMax-Text-01", {"layer_types": ["conv"] * 4}, "not full or linear attention for each layer"),
+    ("MiniMax-Text-01", {"postnorm": False}, "postnorm is False"),
+    ("MiniMax-Text-01", {"shared_intermediate_size": [8]}, "shared_intermediate_size is .8."),
+    ("RecurrentGemma", {"block_types": None, "_block_types": ["mamba"]}, "block_types is not a list"),
     ("RecurrentGemma", {"block_types": ["mamba"]}, "block_types is not a list of recurrent and attention"),
     ("OLMo Hybrid", {"linear_num_value_heads": 6}, "linear_num_value_heads 6 is no multiple"),
 ]
@@ -599,6 +655,16 @@ PATTERNS: list[tuple[str, dict[str, Any]]] = [
     ("RecurrentGemma", {"block_types": ["attention", "recurrent", "recurrent"]}),
     ("GLM-5, layers that share a choice", {"indexer_types": ["full"] * 4}),
     ("DeepSeek V4", {"compress_ratios": [0, 4, 4, 128, 4, 0]}),
+    ("Qwen 3.5 (experts)", {"full_attention_interval": 2}),
+    ("LFM2-MoE", {"layer_types": ["full_attention", "conv", "full_attention", "conv"]}),
+    ("Granite 4 (experts)", {"layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+    ("Nemotron 3 (experts)", {"hybrid_override_pattern": "MME*E"}),
+    ("Nemotron 3 (latent experts)", {"hybrid_override_pattern": "MEM*-"}),
+    ("Ling 3.0", {"layer_group_size": 2}),
+    ("Inkling", {"layer_types": ["hybrid", "hybrid_sliding"] * 2}),
+    ("Inkling", {"mlp_layer_types": ["sparse"] * 4}),
+    ("MiniMax M3", {"text_config": {**MINIMAX_M3, "layer_types": None, "moe_layer_freq": [1, 1, 1]}}),
+    ("dots 3 Note", {"moe_layer_freq": [0, 0, 1, 1]}),
 ]
 
 

@@ -1,5 +1,8 @@
-"""MiniMax-Text-01: most layers are lightning attention, the others attention with rotary positions; experts as in Mixtral.
+"""MiniMax-Text-01 and M1: most layers are lightning attention, the others attention with rotary positions; experts as in Mixtral.
 What a branch gives is added to a multiple of what it read.
+
+As transformers has it (minimax), and in the words of the first checkpoints (`MiniMaxText01ForCausalLM`, `MiniMaxM1ForCausalLM`), which transformers'
+tests of MiniMax-VL-01 quote.
 """
 
 from dataclasses import replace
@@ -26,6 +29,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
     size = fields.heads()[2]
+    fields.refuse("postnorm", True)
+    fields.refuse("shared_intermediate_size", 0, [0])
     named = {**config, "sliding_window": None}
     if "rotary_dim" in config and "partial_rotary_factor" not in config:
         named["partial_rotary_factor"] = fields.count("rotary_dim") / size

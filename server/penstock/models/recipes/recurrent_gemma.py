@@ -44,7 +44,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     defaults = {"max_position_embeddings": POSITIONS, "partial_rotary_factor": 0.5}
     given = {**defaults, **config, "intermediate_size": forward // 2, "hidden_act": "silu"}
     read = llama.read_config(given)
-    pattern = config.get("block_types") or KINDS
+    pattern = config.get("block_types") or config.get("_block_types") or KINDS  # the latter as published
     if not isinstance(pattern, (list, tuple)) or set(pattern) - set(KINDS):
         raise UnusableModel("config.json: block_types is not a list of recurrent and attention")
     kinds = [pattern[i % len(pattern)] for i in range(read.num_layers)]

@@ -51,6 +51,8 @@ FAMILIES = {
     "lfm3": "lfm3",
     "llama": "llama",
     "llama4_text": "llama4",
+    "minimax_text_01": "minimax",
+    "minimax_vl_01_text": "minimax",
     "ministral3": "ministral3",
     "mistral": "mistral",
     "mistral4": "mistral4",
