@@ -5,7 +5,7 @@
     python benchmarks/architectures.py [--only NAME ...] --contexts 1024,32768 [--batches 1,8]
     python benchmarks/architectures.py [--only NAME ...] --snapshots 512,4000 [--rounds 9]
 
-Each model has its family's shape with a width of 1,024 and 8 layers (60 to 500 million parameters), random weights in
+Each model has its family's shape with a width of 1,024 and 8 layers (60 to 850 million parameters), random weights in
 bf16, and is made on the spot. As `engine_speed.py` measures it: no router, no gRPC. Prints tokens per second of one prompt of
 each length, and while decoding behind prompts of that length: median of three rounds in turn, and the ratio. `--peers`: those of
 `engine_speed.py`, of which the first is compared with the second.
@@ -348,6 +348,144 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 8,
         "linear_value_head_dim": 128,
     },
+    "Inkling": {
+        **WIDE,
+        "head_dim": 64,
+        "swa_head_dim": 64,
+        "swa_num_attention_heads": 16,
+        "swa_num_key_value_heads": 4,
+        "sliding_window_size": 512,
+        "d_rel": 16,
+        "rel_extent": 1024,
+        "log_scaling_n_floor": 131072,
+        "layer_types": [*["hybrid_sliding"] * 5, "hybrid"] + ["hybrid_sliding", "hybrid"],
+        "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6,
+        "moe_intermediate_size": 384,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 4,
+        "unpadded_vocab_size": 32000,
+        "max_position_embeddings": 8192,
+    },
+    "LFM2-MoE": {
+        **WIDE,
+        "layer_types": ["conv", "conv", "full_attention", "conv"] * 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 384,
+    },
+    "LFM3": {
+        **WIDE,
+        "head_dim": 64,
+        "layer_types": ["conv", "full_attention", "conv", "sliding_attention"] * 2,
+        "sliding_window": 512,
+    },
+    "Jamba": {
+        **WIDE,
+        "attn_layer_offset": 4,
+        "attn_layer_period": 8,
+        "intermediate_size": 1024,
+        "num_experts": 16,
+        "mamba_dt_rank": 64,
+    },
+    "RecurrentGemma": {
+        **WIDE,
+        "head_dim": 64,
+        "num_key_value_heads": 1,
+        "intermediate_size": 5632,
+        "attention_window_size": 512,
+        "lru_width": 1024,
+    },
+    "Ling 3.0": {
+        **WIDE,
+        **LATENT,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "layer_group_size": 4,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 384,
+        "max_position_embeddings": 8192,
+    },
+    "Granite 4 (experts)": {
+        **WIDE,
+        "intermediate_size": 384,
+        "shared_intermediate_size": 512,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 6,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"] * 2,
+        "mamba_n_heads": 32,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_chunk_size": 256,
+    },
+    "Nemotron 3 (experts)": {
+        **WIDE,
+        "head_dim": 64,
+        "num_hidden_layers": 12,
+        "hybrid_override_pattern": "MEMEM*EMEM*E",
+        "mamba_num_heads": 32,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "chunk_size": 128,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 384,
+        "moe_shared_expert_intermediate_size": 768,
+    },
+    "Qwen 3.5 (experts)": {
+        **OF_EXPERTS,
+        **DELTA,
+        "num_experts": 32,
+        "moe_intermediate_size": 384,
+        "shared_expert_intermediate_size": 384,
+    },
+    "Bamba": {
+        **WIDE,
+        "attn_layer_indices": [2, 5],
+        "mamba_n_heads": 32,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_chunk_size": 256,
+    },
+    "Falcon Mamba": {
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "time_step_rank": 64,
+    },
+    "A.X K2": {
+        **WIDE,
+        **LATENT,
+        **INDEX,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 384,
+        "n_routed_experts": 32,
+        "moe_intermediate_size": 384,
+        "max_position_embeddings": 8192,
+    },
+    "dots 3 Note": {
+        **WIDE,
+        **LATENT,
+        **INDEX,
+        "num_key_value_heads": 16,
+        "head_dim": 96,
+        "q_lora_rank": 384,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+        "sliding_window_size": 512,
+        "swa_num_attention_heads": 8,
+        "swa_num_key_value_heads": 8,
+        "swa_q_lora_rank": 384,
+        "swa_kv_lora_rank": 512,
+        "swa_head_dim": 96,
+        "swa_qk_nope_head_dim": 64,
+        "swa_v_head_dim": 64,
+        "n_routed_experts": 32,
+        "moe_intermediate_size": 384,
+        "moe_shared_expert_intermediate_size": 384,
+        "max_position_embeddings": 8192,
+    },
     "BLOOM": {
         "vocab_size": 32000,
         "n_embed": 1024,
@@ -404,13 +542,14 @@ def main() -> None:
                 behind_prompts(family, folder, cells, arguments.tokens, arguments.rounds)
         return
     if arguments.snapshots:
-        snapshot_costs(arguments.only, list(map(int, arguments.snapshots.split(","))), arguments.rounds)
+        prompts = list(map(int, arguments.snapshots.split(",")))
+        snapshot_costs(arguments.only, prompts, arguments.rounds, arguments.models)
         return
     if arguments.contexts:
         contexts, batches = (
             [int(count) for count in given.split(",")] for given in (arguments.contexts, arguments.batches)
         )
-        behind_contexts(arguments.only, contexts, batches, arguments.tokens)
+        behind_contexts(arguments.only, contexts, batches, arguments.tokens, arguments.models)
         return
     prompts = [int(count) for count in arguments.prompts.split(",")]
     for family in arguments.only:
@@ -545,20 +684,18 @@ def token_times(engine: Engine, prompts: list[list[int]], tokens: int, longest: 
     return times
 
 
-def behind_contexts(families: list[str], contexts: list[int], batches: list[int], tokens: int) -> None:
+def behind_contexts(
+    families: list[str], contexts: list[int], batches: list[int], tokens: int, models: Path | None
+) -> None:
     """Measures the families in turn, three times."""
     longest = max(contexts) + tokens + 1
     engines: dict[str, Engine] = {}
     threads = torch.get_num_threads()
     for family in families:
-        shape = FAMILIES[family] | SHAPES[family]
-        names = ("max_position_embeddings", "seq_length", "model_max_length")
-        if "text_config" in shape:
-            shape["text_config"] = {**shape["text_config"], "max_position_embeddings": longest + 16}
-        shape |= {name: longest + 16 for name in names if name in shape}
-        with tempfile.TemporaryDirectory() as folder:
-            engines[family] = prepared_engine(make(Path(folder), shape), torch.bfloat16, longest)
-        if "index_topk" in shape:
+        with model_of(family, models) as folder, tempfile.TemporaryDirectory() as longer:
+            of_length(folder, Path(longer), longest + 16)
+            engines[family] = prepared_engine(Path(longer), torch.bfloat16, longest)
+        if "index_topk" in SHAPES[family]:
             fill(engines[family], max(batches) * pages_of(max(contexts), tokens))
     for context, batch in itertools.product(contexts, batches):
         rates: dict[str, list[float]] = {family: [] for family in families}
@@ -576,13 +713,23 @@ def behind_contexts(families: list[str], contexts: list[int], batches: list[int]
             )
 
 
-def snapshot_costs(families: list[str], prompts: list[int], rounds: int) -> None:
+def of_length(folder: Path, longer: Path, positions: int) -> None:
+    """The same model in another folder, made for so many positions."""
+    for file in folder.iterdir():
+        if file.name != "config.json":
+            (longer / file.name).symlink_to(file)
+    shape = json.loads((folder / "config.json").read_text())
+    for part in (shape, shape.get("text_config", {})):
+        names = ("max_position_embeddings", "seq_length", "model_max_length")
+        part |= {name: positions for name in names if name in part}
+    (longer / "config.json").write_text(json.dumps(shape))
+
+
+def snapshot_costs(families: list[str], prompts: list[int], rounds: int, models: Path | None) -> None:
     """Prompts in one step each, with copies of the state and without."""
     for family in families:
-        with tempfile.TemporaryDirectory() as folder:
-            engine = prepared_engine(
-                make(Path(folder), FAMILIES[family] | SHAPES[family]), torch.bfloat16, max(prompts) + 16
-            )
+        with model_of(family, models) as folder:
+            engine = prepared_engine(folder, torch.bfloat16, max(prompts) + 16)
         if engine.states is None:
             print(f"{family:24} keeps no state", flush=True)
             continue
