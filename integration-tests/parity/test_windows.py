@@ -8,6 +8,7 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from families import FAMILIES
@@ -42,6 +43,11 @@ def text(address: wire.Address, prompt: str) -> str:
     return str(answer["choices"][0]["text"])
 
 
+def name_of(group: dict[str, Any]) -> str:
+    """What /metrics calls a group of /info."""
+    return f"{group['kind']} {group['reach']}" if "reach" in group else str(group["kind"])
+
+
 @pytest.mark.parametrize(
     "family",
     [
@@ -65,8 +71,16 @@ def test_long_sequences_share_a_small_cache(family: str, tmp_path: Path) -> None
         with ThreadPoolExecutor(len(STEMS)) as pool:
             together = list(pool.map(lambda stem: text(address, stem), STEMS))
         again = text(address, STEMS[0])
-        info = wire.get(address, "/info").json()
         wait_for(lambda: launched.metrics().value(KV_USED) == 0, "every page to come back")
+        info = wire.get(address, "/info").json()
+        tables = [group for group in info["cache_groups"] if "pages" in group]
+        pages = {
+            name_of(group): launched.metrics().value("penstock_kv_pages", group=name_of(group))
+            for group in tables
+        }
     assert together == alone
+    # What texts leave stays in the prefix cache, in the pages of every group.
+    assert pages == {name_of(group): group["pages"] for group in tables}
+    assert all(pages.values())
     assert again == alone[0]
     assert info["kv_blocks"] * BLOCK == TOTAL
