@@ -48,7 +48,6 @@ from penstock.models.recurrent_config import LightningConfig, Mamba2Config
 from penstock.models.recurrent_recorder import (
     GATES_OF_OUTPUTS,
     record_convolution,
-    record_copy,
     record_mixer,
     record_token_mix,
     unknown_mixer,
@@ -314,7 +313,7 @@ class _Recorder:
         """Adds to the residual the convolution of what a branch has given."""
         writer, width = self.writer, self.config.width
         smoothed = writer.buffer("smoothed", Layout.F32, width)
-        record_convolution(writer, index, convolution, given, 0, smoothed, 0)
+        record_convolution(writer, index, convolution, given, smoothed)
         writer.norm(smoothed, self.x, None, accumulate=True)
 
     def _streamed(self, index: int, layer: Layer, streams: StreamsRecorder) -> None:
@@ -465,8 +464,11 @@ class _Recorder:
         else:
             rough = writer.buffer("qkv before convolutions", Layout.F32, gates_at)
             writer.linear(self.normed, rough, attention.qkv)
-            record_copy(writer, index, rough, heads * size, qkv)
-            record_convolution(writer, index, attention.smoothing, rough, heads * size, qkv, heads * size)
+            keys_at = heads * size
+            writer.norm(rough, qkv, None, columns=keys_at)  # queries are copied
+            record_convolution(
+                writer, index, attention.smoothing, rough, qkv, source_at=keys_at, target_at=keys_at
+            )
         write = writer.add(
             Kind.WRITE_KV,
             qkv,

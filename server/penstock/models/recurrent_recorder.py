@@ -162,6 +162,41 @@ def _parts(
     return parts
 
 
+def record_convolution(
+    writer: ProgramWriter,
+    layer: int,
+    convolution: Convolution,
+    source: int,
+    target: int,
+    *,
+    source_at: int = 0,
+    target_at: int = 0,
+    activation: Activation = Activation.IDENTITY,
+    inner_at: int = -1,
+    outer_at: int = -1,
+) -> None:
+    """Of as many columns of fp32 as it has channels, into as many: activation(convolution(x)), where x is multiplied before with the columns
+    from `inner_at` on, and what is made of it with those from `outer_at` on; -1: not multiplied.
+    """
+    weight_WC = fp32(convolution.weight_WC)
+    writer.add(
+        Kind.CONVOLVE,
+        source,
+        target,
+        layer=layer,
+        inner_at=inner_at,
+        outer_at=outer_at,
+        source_at=source_at,
+        target_at=target_at,
+        offset=convolution.place,
+        rows=len(weight_WC),
+        columns=weight_WC.shape[1],
+        norm_weight=weight_WC,
+        bias=optional_fp32(convolution.bias_C),
+        activation=activation,
+    )
+
+
 def _convolve(
     writer: ProgramWriter,
     layer: int,
@@ -171,55 +206,11 @@ def _convolve(
     channels: int,
     activation: Activation,
 ) -> int:
-    """Into fp32. None: only the activation."""
+    """Into a buffer of fp32. None: only the activation."""
     target = writer.buffer("convolved", Layout.F32, channels)
-    weight_WC = tensors.ones((1, channels)) if convolution is None else fp32(convolution.weight_WC)
-    writer.add(
-        Kind.CONVOLVE,
-        source,
-        target,
-        layer=layer,
-        source_at=source_at,
-        rows=len(weight_WC),
-        columns=channels,
-        norm_weight=weight_WC,
-        bias=None if convolution is None else optional_fp32(convolution.bias_C),
-        activation=activation,
-    )
+    made = Convolution(tensors.ones((1, channels)), None) if convolution is None else convolution
+    record_convolution(writer, layer, made, source, target, source_at=source_at, activation=activation)
     return target
-
-
-def record_convolution(
-    writer: ProgramWriter,
-    layer: int,
-    convolution: Convolution,
-    source: int,
-    source_at: int,
-    target: int,
-    target_at: int,
-) -> None:
-    """Of columns of fp32, into as many."""
-    weight_WC = fp32(convolution.weight_WC)
-    writer.add(
-        Kind.CONVOLVE,
-        source,
-        target,
-        layer=layer,
-        source_at=source_at,
-        target_at=target_at,
-        offset=convolution.place,
-        rows=len(weight_WC),
-        columns=weight_WC.shape[1],
-        norm_weight=weight_WC,
-        bias=optional_fp32(convolution.bias_C),
-        activation=Activation.IDENTITY,
-    )
-
-
-def record_copy(writer: ProgramWriter, layer: int, source: int, columns: int, target: int) -> None:
-    """The first columns, as a convolution over one token, of a layer that has states."""
-    ones = Convolution(tensors.ones((1, columns)), None)
-    record_convolution(writer, layer, ones, source, 0, target, 0)
 
 
 def _decay(log_decay_H: Tensor) -> Tensor:
@@ -233,25 +224,20 @@ def _target(writer: ProgramWriter, target: int | None, width: int) -> int:
 def _short_conv(
     writer: ProgramWriter, layer: int, mixer: ShortConv, target: int | None, target_at: int
 ) -> int:
-    weight_WC = fp32(mixer.convolution.weight_WC)
-    channels = weight_WC.shape[1]
+    channels = mixer.convolution.weight_WC.shape[1]
     gates = writer.buffer("mixer parts", Layout.F32, 3 * channels)
     writer.linear(writer.normed, gates, mixer.gates)
     target = _target(writer, target, channels)
-    writer.add(
-        Kind.CONVOLVE,
+    record_convolution(
+        writer,
+        layer,
+        mixer.convolution,
         gates,
         target,
-        layer=layer,
-        inner_at=0,
-        outer_at=channels,
         source_at=2 * channels,
         target_at=target_at,
-        rows=len(weight_WC),
-        columns=channels,
-        norm_weight=weight_WC,
-        bias=optional_fp32(mixer.convolution.bias_C),
-        activation=Activation.IDENTITY,
+        inner_at=0,
+        outer_at=channels,
     )
     return target
 
