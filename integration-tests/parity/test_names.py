@@ -334,6 +334,13 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         lambda name: name,
         ("model.mtp_layers.0.token_layernorm.weight", "model.mtp_layers.0.self_attn.q_proj.bias"),
     ),
+    # As MosaicML publishes it.
+    "MPT in its own repositories": (
+        "MPT",
+        lambda config: {**config, "architectures": ["MPTForCausalLM"]},
+        lambda name: name,
+        (),
+    ),
     "Kimi K2": (
         "DeepSeek V3",
         lambda config: {**config, "model_type": "kimi_k2"},

@@ -126,6 +126,7 @@ RECIPES = {
     "LlavaOnevisionForConditionalGeneration": "vision_language",
     "M2M100ForConditionalGeneration": "bart",
     "MBartForConditionalGeneration": "bart",
+    "MPTForCausalLM": "mpt",
     "MT5ForConditionalGeneration": "t5",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",

@@ -123,6 +123,7 @@ NAMES = {
     "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
     "M2M100ForConditionalGeneration": "M2M-100, NLLB",
     "MBartForConditionalGeneration": "mBART",
+    "MPTForCausalLM": "MPT",
     "MT5ForConditionalGeneration": "mT5",
     "Mamba2ForCausalLM": "Mamba 2",
     "MambaForCausalLM": "Mamba",
