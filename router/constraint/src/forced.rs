@@ -59,11 +59,16 @@ impl Speller {
         tokens
     }
 
-    /// The tokens that follow `last`, as far as their text is forced and no choice behind it could be part of one of them.
-    pub(crate) fn forced(&self, parser: &mut TokenParser, last: Option<u32>) -> Vec<u32> {
+    /// The tokens that follow `last`, as far as their text is forced and no choice behind it could be part of one of them. `None`: no
+    /// byte is forced.
+    pub(crate) fn forced(&self, parser: &mut TokenParser, last: Option<u32>) -> Option<Vec<u32>> {
         if parser.is_accepting() || parser.parser.with_recognizer(only_byte).is_none() {
-            return Vec::new();
+            return None;
         }
+        Some(self.tokens(parser, last))
+    }
+
+    fn tokens(&self, parser: &TokenParser, last: Option<u32>) -> Vec<u32> {
         let trie = parser.token_env.tok_trie();
         // Shares the lexer's states with the parser that it was made of, and has rows of its own.
         let mut ahead = parser.parser.clone();

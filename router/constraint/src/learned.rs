@@ -22,12 +22,18 @@ use llguidance::{
     toktrie::{SimpleVob, TokTrie},
 };
 
-use crate::{limits::Limits, within::Places};
+use crate::{
+    automaton::{Automaton, Space},
+    limits::Limits,
+    within::Places,
+};
 
 /// The share of a matcher's bounds that states of earlier texts may take.
 const SHARE: usize = 16;
 /// The share of the memory for grammars that is for what is learned, beside it.
 const SHARE_OF_CACHE: usize = 4;
+/// The share of that which one grammar's automaton may take.
+const SHARE_OF_AUTOMATON: usize = 8;
 
 /// How much may still be learned, by all grammars of a vocabulary.
 pub(crate) struct Budget {
@@ -35,6 +41,8 @@ pub(crate) struct Budget {
     /// Of one grammar: of its lexer's states, of its bytes, and of its masks.
     most_states: usize,
     most_bytes: usize,
+    /// Of one grammar's automaton.
+    pub(crate) most_automaton: usize,
 }
 
 impl Budget {
@@ -43,15 +51,16 @@ impl Budget {
             left: AtomicUsize::new(limits.cache_bytes / SHARE_OF_CACHE),
             most_states: limits.lexer_states / SHARE,
             most_bytes: limits.matcher_bytes / SHARE,
+            most_automaton: limits.cache_bytes / SHARE_OF_CACHE / SHARE_OF_AUTOMATON,
         }
     }
 
-    fn take(&self, bytes: usize) -> bool {
+    pub(crate) fn take(&self, bytes: usize) -> bool {
         let less = |left: usize| left.checked_sub(bytes);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    fn give_back(&self, bytes: usize) {
+    pub(crate) fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::Relaxed);
     }
 }
@@ -66,6 +75,9 @@ pub(crate) struct Learned {
     places: Mutex<Places>,
     /// Taken from the budget for places.
     places_bytes: AtomicUsize,
+    automaton: Mutex<Automaton>,
+    /// Where there are no grammars within others.
+    pub(crate) space: Option<Space>,
 }
 
 struct Known {
@@ -106,7 +118,9 @@ impl Beginning {
 
     /// What the text found out so far. It goes on with a lexer of its own, so a copy is taken over.
     pub(crate) fn teach(&mut self) {
-        if let Some(states) = self.learned.take_over(self, TokenParser::deep_clone) {
+        // What is hardly more is not worth the copy.
+        let least = self.states + self.states / 8;
+        if let Some(states) = self.learned.take_over(self, least, TokenParser::deep_clone) {
             self.takeovers += 1;
             self.states = states;
         }
@@ -116,8 +130,11 @@ impl Beginning {
 impl Learned {
     pub(crate) fn new(budget: Arc<Budget>, parser: TokenParser, is_terminal: bool) -> Arc<Learned> {
         let states = parser.parser.lexer_stats().num_states;
+        let space = Space::of(parser.parser.grammar());
         let known = Known { parser: Arc::new(parser), states, bytes: 0, takeovers: 0 };
         Arc::new(Learned {
+            automaton: Mutex::new(Automaton::new(budget.clone())),
+            space,
             budget,
             is_terminal,
             known: Mutex::new(known),
@@ -130,6 +147,11 @@ impl Learned {
     /// Where texts are within terminals.
     pub(crate) fn places(&self) -> MutexGuard<'_, Places> {
         locked(&self.places)
+    }
+
+    /// Where texts have been.
+    pub(crate) fn automaton(&self) -> MutexGuard<'_, Automaton> {
+        locked(&self.automaton)
     }
 
     /// Whether so many bytes more may be kept with the places.
@@ -162,10 +184,11 @@ impl Learned {
         (parser, beginning)
     }
 
-    /// If the parser's lexer has more to tell and no other was taken over meanwhile: how many states it has.
+    /// If the parser's lexer has more states than `least` and no other was taken over meanwhile: how many.
     fn take_over(
         &self,
         beginning: &Beginning,
+        least: usize,
         parser: impl FnOnce(&TokenParser) -> TokenParser,
     ) -> Option<usize> {
         // After a panic its lexer is gone, and asking for it panics.
@@ -175,7 +198,7 @@ impl Learned {
         let stats = stats.ok()?;
         // As the matcher's own bound counts them.
         let bytes = stats.num_bytes;
-        let is_more = stats.num_states > beginning.states + beginning.states / 8;
+        let is_more = stats.num_states > least;
         let Budget { most_states, most_bytes, .. } = *self.budget;
         if stats.error || !is_more || stats.num_states > most_states || bytes > most_bytes {
             return None;
@@ -221,7 +244,7 @@ impl Drop for Learned {
 
 impl Drop for Beginning {
     fn drop(&mut self) {
-        self.learned.take_over(self, TokenParser::clone);
+        self.learned.take_over(self, self.states, TokenParser::clone);
     }
 }
 
@@ -369,6 +392,7 @@ mod tests {
                     computed.1 += plain.masks_computed();
                 }
             }
+            assert!(grammar.learned().automaton().len() > 0, "no text knew where it was in {source:?}");
             let places = grammar.learned().places().len();
             let is_within = !matches!(source, Source::Choice(_));
             assert!(places > 0 || !is_within, "no text was within a terminal of {source:?}");
@@ -430,6 +454,34 @@ mod tests {
         take(&mut other, &"qqqqqq ".repeat(8));
         drop(other);
         assert_eq!(lexer(&grammar), later);
+    }
+
+    /// Two have found other states for the same numbers; those that the others go on from are not its own.
+    #[test]
+    fn a_text_knows_nothing_of_states_that_were_taken_over_while_it_goes_on() {
+        let source = Source::Regex("x([ab]{2,9} |[cd]{3,7};|[ef]{5,9}!){60}".into());
+        let forgetful = Limits { cache_bytes: 0, ..Limits::default() };
+        let plain = compiler(forgetful).compile(source.clone(), &Cancel::new()).unwrap();
+        let grammar = compiler(Limits::default()).compile(source, &Cancel::new()).unwrap();
+        let take = |text: &mut Matcher, letters: &str| {
+            for byte in letters.bytes() {
+                mask(text, grammar.mask_words());
+                text.advance(u32::from(byte)).unwrap();
+            }
+        };
+        // It begins with the fewest states, and finds some that it numbers as it likes.
+        let mut early = grammar.matcher();
+        take(&mut early, "xefeffe!");
+        for _ in 0..3 {
+            take(&mut grammar.matcher(), "xababab cdcdcd;ababababb abab cdcd;ab ab cdcdcd;");
+        }
+        let mut expected = plain.matcher();
+        take(&mut expected, "xefeffe!");
+        for letter in "ababab cdcdcd;abababab abab cdcd;ababa cdcdc;efefef!".bytes() {
+            assert_eq!(mask(&mut early, grammar.mask_words()), mask(&mut expected, grammar.mask_words()));
+            early.advance(u32::from(letter)).unwrap();
+            expected.advance(u32::from(letter)).unwrap();
+        }
     }
 
     /// Each text of this one finds states that no other needs.

@@ -10,6 +10,7 @@
 //! that is refused when it is compiled. [`schema`] therefore rewrites a schema into the keywords that llguidance
 //! treats soundly, and refuses the rest with the place and the reason.
 
+mod automaton;
 mod cache;
 mod compiler;
 mod error;
@@ -17,6 +18,7 @@ mod forced;
 mod free_text;
 mod grammar;
 mod guidance;
+mod lagging;
 mod lark;
 mod learned;
 mod limits;

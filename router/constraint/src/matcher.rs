@@ -5,14 +5,17 @@
 
 use std::sync::Arc;
 
-use llguidance::{TokenParser, api::StopReason, panic_utils};
+use llguidance::TokenParser;
 
 use crate::{
+    automaton::{Edge, Ended, KnownMask, Node, Spot},
     error::{CompileError, Kind, MatchError, shortened},
+    forced::Speller,
     free_text::{FreeText, Passed},
+    lagging::{Lagging, guarded},
     learned::{Beginning, Learned},
     vocabulary::Vocabulary,
-    within::{self, Within},
+    within::{self, Within, has},
 };
 
 /// After so many masks, and twice as many each time, a text that goes on gives back what it learned: to copy its lexer takes up
@@ -57,7 +60,7 @@ impl Grammar {
         let mut matcher = Matcher {
             vocabulary: vocabulary.clone(),
             may: may.clone(),
-            inner: parser,
+            parser: Lagging::new(parser),
             beginning: None,
             state: State::Open,
             first: None,
@@ -77,7 +80,7 @@ impl Grammar {
         })?;
         // The rules of the grammar cannot be asked for their size; they grow with what they were written from. Over 1,000
         // grammars (lists of texts, objects, schemas of all shapes) between a fifth and nine tenths of this was resident.
-        let lexer = matcher.inner.parser.lexer_stats();
+        let lexer = matcher.parser.lexer_stats();
         let bytes =
             2 * lexer.num_bytes + 64 * lexer.num_ast_nodes + 60 * written + 4 * vocabulary.words + (16 << 10);
         let only_end = matcher.only_end;
@@ -86,7 +89,7 @@ impl Grammar {
             vocabulary,
             may,
             begins_free: matcher.free.is_some(),
-            learned: Learned::new(budget, matcher.inner, is_terminal),
+            learned: Learned::new(budget, matcher.parser.into_parser(), is_terminal),
             first_mask: first_mask.into(),
             free_text,
             only_end,
@@ -96,14 +99,15 @@ impl Grammar {
 
     /// A matcher at the start of the text.
     pub fn matcher(&self) -> Matcher {
-        let (inner, beginning) = self.learned.begin();
+        let (mut parser, beginning) = self.learned.begin();
         // Neither free text nor terminals that end after so many tokens are the same at each place.
-        let is_even = self.free_text.is_none() && inner.parser.grammar().lexer_spec().can_rollback();
-        let known = is_even.then(|| Known::of(&beginning));
+        let is_even = self.free_text.is_none() && parser.parser.grammar().lexer_spec().can_rollback();
+        let known =
+            is_even.then(|| Known::at_start(&beginning, &mut parser, &self.first_mask, self.only_end));
         Matcher {
             vocabulary: self.vocabulary.clone(),
             may: self.may.clone(),
-            inner,
+            parser: Lagging::new(parser),
             beginning: Some(beginning),
             state: State::Open,
             first: Some(self.first_mask.clone()),
@@ -144,7 +148,7 @@ pub struct Matcher {
     vocabulary: Arc<Vocabulary>,
     /// As its grammar's.
     may: Arc<[u32]>,
-    inner: TokenParser,
+    parser: Lagging,
     /// Gives back what the text learned, now and then and when it is dropped. The matcher that computes the first mask has none.
     beginning: Option<Beginning>,
     state: State,
@@ -172,11 +176,42 @@ struct Known {
     states: usize,
     /// States that its lexer had at the last mask.
     found: usize,
+    /// Where its parser would be at the text.
+    node: Option<Node>,
+    /// Where the text is.
+    spot: Option<Arc<Spot>>,
 }
 
 impl Known {
-    fn of(beginning: &Beginning) -> Known {
-        Known { learned: beginning.learned().clone(), states: beginning.states(), found: beginning.states() }
+    fn at_start(beginning: &Beginning, parser: &mut TokenParser, mask: &[u32], only_end: bool) -> Known {
+        let (learned, states) = (beginning.learned().clone(), beginning.states());
+        let state = parser.parser.with_recognizer(|recognizer| recognizer.lexer_state());
+        let spot = {
+            let mut automaton = learned.automaton();
+            let spot = automaton.spot(Node::START, state, false, parser.stopped());
+            if let Some(spot) = spot.as_ref().filter(|spot| spot.mask().is_none()) {
+                automaton.learn_mask(spot, mask, only_end);
+            }
+            spot
+        };
+        // Without memory for one there is none for others.
+        let node = spot.is_some().then_some(Node::START);
+        Known { learned, states, found: states, node, spot }
+    }
+
+    /// Notes the mask of where the text is.
+    fn learn_mask(&self, mask: &[u32], only_end: bool) {
+        if let Some(spot) = self.spot.as_ref().filter(|spot| spot.mask().is_none()) {
+            self.learned.automaton().learn_mask(spot, mask, only_end);
+        }
+    }
+
+    /// Goes to a spot, if it is one, by a token.
+    fn go(&mut self, spot: Option<Arc<Spot>>, token: u32, stays: bool) {
+        let from = std::mem::replace(&mut self.spot, spot);
+        if let (Some(from), Some(to)) = (from, &self.spot) {
+            self.learned.automaton().learn_edge(&from, token, Edge { to: to.clone(), stays });
+        }
     }
 }
 
@@ -194,7 +229,7 @@ impl Matcher {
         Matcher {
             vocabulary: self.vocabulary.clone(),
             may: self.may.clone(),
-            inner: self.inner.clone(),
+            parser: self.parser.clone(),
             beginning: None,
             state: self.state.clone(),
             first: self.first.clone(),
@@ -230,11 +265,10 @@ impl Matcher {
             State::Open if self.vocabulary.is_eos(token) => self.may_end()?,
             State::Open if !self.may_have(token) || self.is_complete() => false,
             State::Open => {
-                if self.stays_within(token)? {
+                if self.goes_on(token)? {
                     return Ok(true);
                 }
-                self.leave_terminal()?;
-                let valid = guarded(&mut self.inner, |parser| {
+                let valid = guarded(self.parser.at_text()?, |parser| {
                     parser.validate_tokens_raw(&[token]).map_err(|cause| cause.to_string())
                 });
                 valid.map_err(|cause| too_complex(&cause))? == 1
@@ -268,13 +302,10 @@ impl Matcher {
         if !self.may_have(token) || self.is_complete() {
             return Err(MatchError::NotAllowed(token));
         }
-        if self.stays_within(token)? {
+        if self.goes_on(token)? {
             return Ok(());
         }
-        self.leave_terminal()?;
-        self.first = None;
-        self.last = Some(token);
-        self.consume(token)?;
+        self.take_by_parser(token)?;
         if let Some(free_text) = &mut self.free_text {
             let passed = match self.vocabulary.is_text(token) {
                 true => free_text.pass(self.vocabulary.bytes(token)),
@@ -290,53 +321,110 @@ impl Matcher {
         Ok(())
     }
 
-    fn consume(&mut self, token: u32) -> Result<(), MatchError> {
-        let taken = guarded(&mut self.inner, |parser| {
-            // None of our grammars has the rules that take tokens back.
-            let taken = parser.consume_token(token).and_then(|_| parser.check_stop()).map(drop);
-            taken.map_err(|cause| cause.to_string())
-        });
-        taken.map_err(|text| {
-            if text.contains("satisfy the grammar") || text.contains("fails parse") {
-                MatchError::NotAllowed(token)
-            } else {
-                too_complex(&text)
+    /// Takes a token whose way is known; the parser takes it later.
+    fn goes_on(&mut self, token: u32) -> Result<bool, MatchError> {
+        let Some(known) = &mut self.known else { return Ok(false) };
+        let bytes = || self.vocabulary.bytes(token);
+        if let Some(spot) = known.spot.clone()
+            && spot.mask().is_some_and(|mask| has(&mask.words, token))
+        {
+            let mut edge = known.learned.automaton().edge(&spot, token);
+            if edge.is_none()
+                && self.vocabulary.is_text(token)
+                && within::has_number(spot.state, known.states)
+            {
+                let state = self.parser.state_behind(spot.state, bytes())?;
+                let state = state.filter(|state| within::has_number(*state, known.states));
+                let mut automaton = known.learned.automaton();
+                edge = state
+                    .and_then(|state| automaton.spot_within(spot.node, state))
+                    .map(|to| Edge { to, stays: true });
+                if let Some(edge) = &edge {
+                    automaton.learn_edge(&spot, token, edge.clone());
+                }
             }
-        })
-    }
-
-    /// Takes a token with which the text stays within its terminal, at a place that is known; the parser takes it later.
-    fn stays_within(&mut self, token: u32) -> Result<bool, MatchError> {
-        let (Some(within), Some(known)) = (&mut self.within, &self.known) else { return Ok(false) };
-        let vocabulary = &self.vocabulary;
-        let stays = guarded(&mut self.inner, |parser| {
-            Ok(within.advance(token, &known.learned, |state| {
-                let bytes = vocabulary.bytes(token);
-                let state =
-                    parser.parser.with_recognizer(|recognizer| within::behind(recognizer, state, bytes))?;
-                within::has_number(state, known.states).then_some(state)
-            }))
-        });
-        let stays = stays.map_err(|cause| too_complex(&cause))?;
-        if stays {
-            self.last = Some(token);
-            if within.is_far_behind() {
-                self.catch_up()?;
+            if let Some(Edge { to, stays }) = edge
+                && (to.mask().is_some() || to.is_complete)
+            {
+                let within = self.within.take().filter(|_| stays);
+                self.within = within.and_then(|within| within.moved(to.state, &known.learned));
+                (known.node, known.spot) = (Some(to.node), Some(to));
+                (self.first, self.last) = (None, Some(token));
+                self.parser.put_off(token)?;
+                return Ok(true);
             }
         }
-        Ok(stays)
+        let Some(within) = &mut self.within else { return Ok(false) };
+        let mut failed = Ok(());
+        let stays = within.advance(token, &known.learned, |state| {
+            if !within::has_number(state, known.states) {
+                return None;
+            }
+            let state = self.parser.state_behind(state, bytes()).unwrap_or_else(|error| {
+                failed = Err(error);
+                None
+            })?;
+            within::has_number(state, known.states).then_some(state)
+        });
+        failed?;
+        let Some(state) = stays else { return Ok(false) };
+        let spot = known.node.and_then(|node| known.learned.automaton().spot(node, state, true, false));
+        known.go(spot, token, true);
+        (self.first, self.last) = (None, Some(token));
+        self.parser.put_off(token)?;
+        Ok(true)
     }
 
-    fn leave_terminal(&mut self) -> Result<(), MatchError> {
-        self.catch_up()?;
+    /// Has the parser take a token, and notes where that leads to.
+    fn take_by_parser(&mut self, token: u32) -> Result<(), MatchError> {
+        let behind = self.node_behind(token)?;
         self.within = None;
+        (self.first, self.last) = (None, Some(token));
+        self.parser.take(token)?;
+        let Some(known) = &mut self.known else { return Ok(()) };
+        let stays = behind.is_some_and(|(_, stays)| stays);
+        known.node = behind.map(|(node, _)| node);
+        let spot = self.spot()?;
+        if let Some(known) = &mut self.known {
+            known.go(spot, token, stays);
+        }
         Ok(())
     }
 
-    /// Has the parser take what it has not.
-    fn catch_up(&mut self) -> Result<(), MatchError> {
-        let behind = self.within.as_mut().map(|within| std::mem::take(&mut within.behind));
-        behind.unwrap_or_default().into_iter().try_for_each(|token| self.consume(token))
+    /// Where the parser would be behind a token, and whether that stays within the terminal.
+    fn node_behind(&mut self, token: u32) -> Result<Option<(Node, bool)>, MatchError> {
+        let Some(known) = &self.known else { return Ok(None) };
+        let Some(node) = known.node else { return Ok(None) };
+        let (learned, states) = (&known.learned, known.states);
+        if !self.vocabulary.is_text(token) {
+            let Some(spot) = &known.spot else { return Ok(None) };
+            return Ok(learned.automaton().behind_special(spot, token).map(|node| (node, false)));
+        }
+        let bytes = self.vocabulary.bytes(token);
+        let ended = guarded(self.parser.at_text()?, |parser| {
+            Ok(parser
+                .parser
+                .with_recognizer(|recognizer| Ended::by(recognizer, bytes, states, learned.space.as_ref())))
+        });
+        let Some(ended) = ended.map_err(|cause| too_complex(&cause))? else { return Ok(None) };
+        Ok(learned.automaton().behind(node, &ended).map(|node| (node, ended.is_none)))
+    }
+
+    /// Where the parser is, which is at the text.
+    fn spot(&mut self) -> Result<Option<Arc<Spot>>, MatchError> {
+        let Some(known) = &self.known else { return Ok(None) };
+        let Some(node) = known.node else { return Ok(None) };
+        let parser = self.parser.at_text()?;
+        let is_complete = parser.stopped();
+        let begun = parser.parser.has_pending_lexeme_bytes();
+        let state = guarded(parser, |parser| {
+            Ok(parser.parser.with_recognizer(|recognizer| recognizer.lexer_state()))
+        });
+        let state = state.map_err(|cause| too_complex(&cause))?;
+        if state.is_dead() || !within::has_number(state, known.states) {
+            return Ok(None);
+        }
+        Ok(known.learned.automaton().spot(node, state, begun, is_complete))
     }
 
     /// Where the parser is within a terminal, at a place that is known or can be: what this mask says of its end.
@@ -346,14 +434,15 @@ impl Matcher {
             within.learn(mask);
             return;
         }
-        let found = self.inner.parser.lexer_stats().num_states;
+        let found = self.parser.lexer_stats().num_states;
         let is_new = std::mem::replace(&mut known.found, found) != found;
+        let Ok(parser) = self.parser.at_text() else { return };
         // To find a place is to compute its mask again, which must not take what is left of a mask's limits.
-        if is_new || !self.inner.parser.has_pending_lexeme_bytes() {
+        if is_new || !parser.parser.has_pending_lexeme_bytes() {
             return;
         }
         let (slicer, may) = (&self.vocabulary.slicer, &self.may);
-        let place = guarded(&mut self.inner, |parser| {
+        let place = guarded(parser, |parser| {
             Ok(parser.parser.with_recognizer(|recognizer| {
                 within::place(recognizer, slicer, may, known.states, &known.learned)
             }))
@@ -393,20 +482,26 @@ impl Matcher {
             self.set_eos(words);
             return Ok(());
         }
-        if let Some(within) = &mut self.within {
-            if within.mask(words) {
-                return Ok(());
-            }
-            self.catch_up()?;
+        if let Some(known) = self.spot_mask() {
+            words.copy_from_slice(&known.words);
+            self.only_end = known.only_end;
+            return Ok(());
+        }
+        if let Some(within) = &mut self.within
+            && within.mask(words)
+        {
+            self.known.iter().for_each(|known| known.learn_mask(words, false));
+            return Ok(());
         }
         self.masks += 1;
-        let mask =
-            guarded(&mut self.inner, |parser| parser.compute_mask().map_err(|cause| cause.to_string()));
+        let mask = guarded(self.parser.at_text()?, |parser| {
+            parser.compute_mask().map_err(|cause| cause.to_string())
+        });
         let allowed = mask.map_err(|text| {
             // llguidance's name for a mask without a token.
             if text.contains("NoExtensionBias") { MatchError::Stuck } else { too_complex(&text) }
         })?;
-        let held = self.inner.parser.lexer_stats().num_bytes;
+        let held = self.parser.lexer_stats().num_bytes;
         if held > self.vocabulary.matcher_bytes {
             return Err(MatchError::TooComplex(format!(
                 "its lexer needs more than {} MiB",
@@ -420,6 +515,11 @@ impl Matcher {
             beginning.teach();
             if let Some(known) = &mut self.known {
                 known.states = beginning.states();
+            }
+            // Its state may have a number now.
+            let spot = self.spot()?;
+            if let Some(known) = &mut self.known {
+                known.spot = spot;
             }
         }
         let allowed = allowed.as_slice();
@@ -436,6 +536,7 @@ impl Matcher {
         } else {
             self.learn_place(words);
         }
+        self.known.iter().for_each(|known| known.learn_mask(words, self.only_end));
         let is_plain = self.free_text.as_ref().is_some_and(FreeText::is_plain);
         if is_plain && self.vocabulary.is_free(words) {
             self.free = Some((&*words).into());
@@ -447,16 +548,10 @@ impl Matcher {
     /// `most`. The last letters of a forced text are left where what follows may belong to their token.
     pub fn take_forced(&mut self, most: usize) -> Result<Vec<u32>, MatchError> {
         let mut taken = Vec::new();
-        // At a place several bytes may follow.
-        if self.within.is_some() {
-            return Ok(taken);
-        }
         let vocabulary = self.vocabulary.clone();
         let Some(speller) = &vocabulary.speller else { return Ok(taken) };
         while taken.len() < most && matches!(self.state, State::Open) && !self.is_complete() {
-            let last = self.last;
-            let forced = guarded(&mut self.inner, |parser| Ok(speller.forced(parser, last)))
-                .map_err(|cause| too_complex(&cause))?;
+            let Some(forced) = self.forced(speller)? else { break };
             let fits = forced.iter().take(most - taken.len()).copied();
             let allowed: Vec<u32> = fits.take_while(|&token| self.may_have(token)).collect();
             if allowed.is_empty() {
@@ -470,12 +565,38 @@ impl Matcher {
         Ok(taken)
     }
 
+    /// The tokens that alone may follow the last one. `None`: not even a byte is forced.
+    fn forced(&mut self, speller: &Speller) -> Result<Option<Arc<[u32]>>, MatchError> {
+        let spot = self.known.as_ref().and_then(|known| Some((known, known.spot.as_ref()?)));
+        if let Some((known, spot)) = spot {
+            if spot.is_open() {
+                return Ok(None);
+            }
+            if let Some(forced) = known.learned.automaton().forced(spot, self.last) {
+                return Ok(Some(forced));
+            }
+        }
+        // At a place several bytes may follow.
+        let forced = match self.within {
+            Some(_) => None,
+            None => guarded(self.parser.at_text()?, |parser| Ok(speller.forced(parser, self.last)))
+                .map_err(|cause| too_complex(&cause))?,
+        };
+        if let Some((known, spot)) = spot {
+            match &forced {
+                Some(tokens) => known.learned.automaton().learn_forced(spot, self.last, tokens),
+                None => spot.set_open(),
+            }
+        }
+        Ok(forced.map(Arc::from))
+    }
+
     /// Nothing but the end may follow: no further token need be sampled.
     pub fn is_complete(&self) -> bool {
         match self.state {
             State::Open => {
-                self.only_end
-                    || matches!(self.inner.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
+                let spot = self.known.as_ref().and_then(|known| known.spot.as_ref());
+                self.only_end || self.parser.is_stopped() || spot.is_some_and(|spot| spot.is_complete)
             }
             State::Ended => true,
             State::Failed(_) => false,
@@ -487,10 +608,21 @@ impl Matcher {
     }
 
     fn may_end(&mut self) -> Result<bool, MatchError> {
-        if self.is_complete() || self.within.is_some() {
-            return Ok(self.within.is_none());
+        if self.is_complete() {
+            return Ok(true);
         }
-        guarded(&mut self.inner, |parser| Ok(parser.is_accepting())).map_err(|cause| too_complex(&cause))
+        if let Some(known) = self.spot_mask() {
+            return Ok(has(&known.words, self.vocabulary.eos[0]));
+        }
+        if self.within.is_some() {
+            return Ok(false);
+        }
+        guarded(self.parser.at_text()?, |parser| Ok(parser.is_accepting()))
+            .map_err(|cause| too_complex(&cause))
+    }
+
+    fn spot_mask(&self) -> Option<KnownMask> {
+        self.known.as_ref()?.spot.as_ref()?.mask().cloned()
     }
 
     fn set_eos(&self, words: &mut [u32]) {
@@ -506,17 +638,8 @@ impl std::fmt::Debug for Matcher {
     }
 }
 
-/// A panic of the parser is an error of one matcher.
-fn guarded<T>(
-    parser: &mut TokenParser,
-    step: impl FnOnce(&mut TokenParser) -> Result<T, String>,
-) -> Result<T, String> {
-    let done = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| Ok(step(parser))));
-    done.map_err(|cause| cause.to_string())?
-}
-
 /// With the limit that llguidance names, in our words.
-fn too_complex(text: &str) -> MatchError {
+pub(crate) fn too_complex(text: &str) -> MatchError {
     let after = |words: &str| {
         let (_, rest) = text.split_once(words)?;
         rest.split(|letter: char| !letter.is_ascii_digit()).next()

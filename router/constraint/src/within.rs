@@ -15,9 +15,6 @@ use llguidance::{derivre::StateID, earley::ParserRecognizer, toktrie::SimpleVob}
 
 use crate::{learned::Learned, slicer::Slicer};
 
-/// So many tokens the parser takes in one go; more would hold up the token after them.
-const MOST_BEHIND: usize = 16;
-
 /// A token that ends the terminal.
 pub(crate) struct End {
     pub token: u32,
@@ -99,8 +96,6 @@ fn interned<T: Eq + Hash>(kept: &mut HashSet<Arc<[T]>>, content: Vec<T>) -> (Arc
 #[derive(Clone)]
 pub(crate) struct Within {
     place: Arc<Place>,
-    /// Tokens that its parser has still to take.
-    pub behind: Vec<u32>,
     /// What may stand behind the terminal, by number; `None`: not known.
     may_stand: Vec<Option<bool>>,
     /// Of the ends of a place those that may follow.
@@ -110,7 +105,7 @@ pub(crate) struct Within {
 impl Within {
     /// Behind a mask that was computed by the parser.
     pub(crate) fn new(place: Arc<Place>, mask: &[u32]) -> Within {
-        let mut within = Within { place, behind: Vec::new(), may_stand: Vec::new(), allowed: None };
+        let mut within = Within { place, may_stand: Vec::new(), allowed: None };
         within.learn(mask);
         within
     }
@@ -147,16 +142,16 @@ impl Within {
         true
     }
 
-    /// Goes on by a token that stays within the terminal, to a place that is known; says whether it did. `state_behind`: of the lexer, behind
-    /// a token in this state, if that has a number which all texts know.
+    /// Goes on by a token that stays within the terminal, to a place that is known; says the lexer's state there. `state_behind`: of the lexer,
+    /// behind the token in this state, if both have numbers that all texts know.
     pub(crate) fn advance(
         &mut self,
         token: u32,
         learned: &Learned,
         state_behind: impl FnOnce(StateID) -> Option<StateID>,
-    ) -> bool {
+    ) -> Option<StateID> {
         if !has(&self.place.tokens, token) {
-            return false;
+            return None;
         }
         let from = self.place.state;
         let known = learned.places().next.get(&(from, token)).cloned();
@@ -168,16 +163,14 @@ impl Within {
                 places.next.insert((from, token), next.clone());
             }
             Some(next)
-        });
-        let Some(next) = next else { return false };
+        })?;
         self.place = next;
-        self.behind.push(token);
-        true
+        Some(StateID::new(self.place.state))
     }
 
-    /// The parser is to take what it has not taken.
-    pub(crate) fn is_far_behind(&self) -> bool {
-        self.behind.len() >= MOST_BEHIND
+    /// At another state of the lexer within the same terminal, if that is a place.
+    pub(crate) fn moved(self, state: StateID, learned: &Learned) -> Option<Within> {
+        Some(Within { place: learned.places().at(state)?, ..self })
     }
 }
 
@@ -248,6 +241,6 @@ fn words_of(tokens: &SimpleVob, may: &[u32]) -> Vec<u32> {
     may.iter().enumerate().map(|(at, may)| may & words.get(at).copied().unwrap_or(0)).collect()
 }
 
-fn has(words: &[u32], token: u32) -> bool {
+pub(crate) fn has(words: &[u32], token: u32) -> bool {
     words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }

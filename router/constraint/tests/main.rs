@@ -17,3 +17,4 @@ mod schemas;
 #[path = "../examples/synthetic/mod.rs"]
 mod synthetic;
 mod walks;
+mod ways;
