@@ -18,6 +18,7 @@ mod forced;
 mod free_text;
 mod grammar;
 mod guidance;
+mod known;
 mod lagging;
 mod lark;
 mod learned;
