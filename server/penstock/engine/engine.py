@@ -413,9 +413,11 @@ class Engine:
             kinds = as_it_is if threads is None else threads.ahead()
             pause = repeats.go_on(inbox, kinds, self.last_sampled, self._steps)
             self.slots.went_on()
+            made = repeats.made
             if threads is not None:
-                threads.were(repeats.made)
-            if pause == Pause.MESSAGE:
+                threads.were(made)
+            # Where nothing has come for a while, the next message is waited for in Python, which sleeps until it is there.
+            if pause == Pause.MESSAGE or (pause == Pause.STEPS and not made):
                 return None
             if pause != Pause.STEPS:
                 break
