@@ -35,7 +35,7 @@ VOCABULARY, STEPS, BLOCK = 199, 40, 16
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """Its engine has one thread, so that none is tried."""
+    """In bf16, so that the CPU engine runs it."""
     folder = checkpoints.write(tmp_path_factory.mktemp("model"), checkpoints.config())
     return Driver(folder, torch.bfloat16, blocks=128)
 

@@ -82,7 +82,7 @@ int Repeats::go_on() {
         const int kind = kind_of(tokens_);
         if (all_.left[kind] == 0) return PENSTOCK_PAUSE_STEPS;
         all_.left[kind]--;
-        take(plan, digest_);
+        take(plan);
         place_draws();
         program_.set_threads(static_cast<int>(all_.threads[kind]));
         const int64_t prepared = now_ns();
@@ -199,10 +199,10 @@ bool Repeats::has_usual_drafts(const Fields &plan, int64_t &tokens) {
     const Bytes &drafts = plan.columns[kDrafts], &guessed = plan.columns[kTokens];
     has_drafts_ = drafts.size > 0;
     int64_t *const made = begin_of(drafts_, all_.rows), total = guessed.size / 4;
+    tokens = all_.rows + total;
     std::fill_n(made, all_.rows, 0);
     if (has_drafts_ != (guessed.size > 0)) return false;
     if (has_drafts_) {
-        tokens = all_.rows + total;
         if (!all_.verifying.step || drafts.size != all_.rows * 4 || guessed.size % 4 || total > all_.most_drafts || tokens > all_.most_tokens)
             return false;
         int64_t said = 0;
@@ -211,7 +211,6 @@ bool Repeats::has_usual_drafts(const Fields &plan, int64_t &tokens) {
         for (int64_t at = 0; at < total; at++)
             if (guessed.word(at) >= all_.columns) return false;
     }
-    tokens = all_.rows + total;
     for (int64_t row = 0; row < all_.rows; row++)
         if (plan.columns[kCounts].word(row) != made[row] + 1) return false;
     return true;
@@ -232,8 +231,8 @@ bool Repeats::has_usual_pages(const Fields &plan) {
     return true;
 }
 
-void Repeats::take(const Fields &plan, uint32_t digest) {
-    all_.number++, all_.digest = digest, ++*all_.steps;
+void Repeats::take(const Fields &plan) {
+    all_.number++, all_.digest = digest_, ++*all_.steps;
     now_ = has_drafts_ ? &all_.verifying : &all_.plain;
     const Bytes &positions = plan.columns[kPositions], &pages = plan.columns[kNewPages], &guessed = plan.columns[kTokens];
     auto *const table = const_cast<int64_t *>(now_->step->pages);

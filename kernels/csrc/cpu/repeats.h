@@ -39,7 +39,7 @@ private:
     bool has_usual_drafts(const Fields &plan, int64_t &tokens);
     bool has_usual_pages(const Fields &plan);
     // Takes the plan over: pages, positions, what is fed.
-    void take(const Fields &plan, uint32_t digest);
+    void take(const Fields &plan);
     void place_draws();
     // The masks of the step that was run. kOther: they are not usual.
     Found find_masks(Bytes &masks);

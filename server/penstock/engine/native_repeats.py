@@ -6,8 +6,10 @@ Letters: R rows, T tokens that are fed, S samples, one behind each of those, V v
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.engine.columns import F32, I64, U32
 from penstock.engine.draft_trees import DraftTrees
@@ -65,6 +67,7 @@ class Repeats:
         self._flags = np.ascontiguousarray(plan.flags)
         self._made: I64 = np.zeros((MOST_MADE, 4), np.int64)
         self._c: CRepeats | None = None  # made when the engine is first asked
+        self._held: list[npt.NDArray[Any]] = []  # what it points to
         # Alternatives are listed in Python.
         self.may_go_on = not (samples and sampler.top_counts[plan.slots].any())
         """Whether the engine may read plans by itself."""
@@ -112,7 +115,7 @@ class Repeats:
         """The step of which the engine has left something: its plan, which goes on from `last` by way of others, how long it took to read that, and to
         compute it."""
         assert self._c is not None
-        tokens, drafts = self._c.tokens, NO_ROWS[:0]
+        tokens, drafts = self._c.tokens, NO_SAMPLES
         has_drafts = tokens > len(self._slots)
         variant = self._verifying if has_drafts and self._verifying is not None else self._plain
         decodes, draws = variant.decodes, variant.draws
@@ -133,7 +136,7 @@ class Repeats:
             drafts=drafts,
             new_block_counts=np.zeros(len(counts), np.int64),
             new_pages=NO_PAGES,
-            draft_parents=NO_ROWS[:0],
+            draft_parents=NO_SAMPLES,
             trees=None,
             traces=b"",
             goes_on=True,
@@ -155,7 +158,7 @@ class Repeats:
         if self._samples and draws.draws is not None:
             counted[draws.rows] = np.where(draws.are_penalized, draws.draws.rows["output_counts"], 0)
         c = CRepeats(rows=rows, columns=limits.vocab_size)
-        held = [furthest, counted, self._flags, self._made]
+        held: list[npt.NDArray[Any]] = [furthest, counted, self._flags, self._made]
         c.flags, c.slots, c.furthest = address(self._flags), address(self._slots), address(furthest)
         c.plain = samples_of(plain.decodes, None)
         if self._verifying is not None and table.states is None:

@@ -1,7 +1,7 @@
 """The four calls of the worker contract: Describe, Prepare, Run and Check.
 
-Turns messages into calls of the engine and errors into status codes; holds nothing of a request. A plan is read while
-the last one runs, so that two may be in flight. Does not import torch: a null worker is served by it, too.
+Turns messages into calls of the engine and errors into status codes; holds nothing of a request. Plans may be
+sent ahead: they wait in the stream, or in the socket. Does not import torch: a null worker is served by it, too.
 """
 
 import threading
