@@ -1,7 +1,8 @@
 """Speed of the worker's engine on a GPU, against what its memory and its matrix units can give, and beside `transformers`.
 
     python benchmarks/gpu.py [--shapes llama-8b,...] [--batches 1,8,32,128] [--prompts 512,4096] [--context 512]
-        [--tokens 64] [--layers N] [--temperature 0.7 --top-p 0.9] [--peers penstock,transformers] [--profile] [--products]
+        [--tokens 64] [--layers N] [--temperature 0.7 --top-p 0.9] [--peers penstock,transformers] [--quantize int4]
+        [--profile] [--products]
 
 Models have the shape that is published for their name (`--layers`: fewer of them), random weights in bf16, and are made on the spot
 in `--folder`. No router and no gRPC: plans are made here, two steps are in flight as a worker has them, every result is
@@ -114,8 +115,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(shape: dict[str, Any], folder: Path, device: str = "cuda") -> None:
-    """Writes a checkpoint with random weights, made on the GPU by transformers' class."""
+def make(shape: dict[str, Any], folder: Path, device: str = "cuda", repeats: int = 0) -> None:
+    """Writes a checkpoint with random weights, made on the GPU by transformers' class. `repeats`: its text begins again after so many
+    tokens, since layers add next to nothing and the head has each token's successor.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
@@ -124,6 +127,8 @@ def make(shape: dict[str, Any], folder: Path, device: str = "cuda") -> None:
     with torch.device(device):
         classes: Any = AutoModelForCausalLM
         model = classes.from_config(config, dtype=torch.bfloat16)
+    if repeats:
+        _make_it_repeat(model, repeats)
     if "num_experts" in shape:  # which have other names in files
         model.save_pretrained(folder)
         return
@@ -147,6 +152,16 @@ def make(shape: dict[str, Any], folder: Path, device: str = "cuda") -> None:
     del model
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def _make_it_repeat(model: Any, after: int) -> None:
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for matrix in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                matrix.weight.mul_(1e-3)
+        rows = torch.arange(model.config.vocab_size, device=model.device)
+        before = torch.where(rows % after == 0, (rows + after - 1).clamp_(max=len(rows) - 1), rows - 1)
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight[before])
 
 
 def limits() -> tuple[float, float]:
@@ -201,10 +216,10 @@ def products(shape: dict[str, Any]) -> None:
 class Runner:
     """An engine, and sequences that it decodes."""
 
-    def __init__(self, folder: Path, slots: int, longest: int, step_tokens: int) -> None:
+    def __init__(self, folder: Path, slots: int, longest: int, step_tokens: int, quantize: str = "") -> None:
         config = json.loads((folder / "config.json").read_text())
         began = time.perf_counter()
-        self.engine = Engine(config, folder, torch.bfloat16, torch.device("cuda"))
+        self.engine = Engine(config, folder, torch.bfloat16, torch.device("cuda"), quantize=quantize)
         loaded = time.perf_counter()
         prepared = prepare(
             self.engine,
@@ -383,6 +398,7 @@ def main() -> None:
         "--folder", type=Path, default=Path("/dev/shm/penstock-gpu"), help="of models, which stay there"
     )
     parser.add_argument("--make", action="store_true", help="make the models and nothing else")
+    parser.add_argument("--quantize", default="", help="int8, int4, ...: as penstock's")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--products", action="store_true")
     arguments = parser.parse_args()
@@ -423,7 +439,7 @@ def measure(
     """Prints what one model's engine reaches."""
     batches, prompts = arguments.batches, arguments.prompts
     longest = max([arguments.context + 4 * arguments.tokens + 64, *prompts]) + 16
-    runner = Runner(folder, max(batches), longest, 8192)
+    runner = Runner(folder, max(batches), longest, 8192, arguments.quantize)
     engine = runner.engine
     for tokens in prompts:
         took = statistics.median([runner.prompt(tokens) for _ in range(5)][2:])

@@ -1,11 +1,12 @@
 """A server on a GPU over HTTP: streams of 1, 8, 32 and 128 clients.
 
     python benchmarks/gpu_http.py --binary PENSTOCK [--shape llama-8b | --model FOLDER] [--streams 1,8,32,128]
-        [--prompt-tokens 512] [--new-tokens 256] [-- FLAGS OF PENSTOCK]
+        [--prompt-tokens 512] [--new-tokens 256] [--repeats 64] [-- FLAGS OF PENSTOCK]
 
 `--shape` is one of `gpu.py`, made on the spot with random weights and a tokenizer whose words are their numbers. Clients are processes that
 count events as they arrive. Decode speed is what all streams receive in a second between the last one's first token and the first one's
-end; beside it stand the times to the first token and between tokens (medians and 99th percentiles) over all streams.
+end; beside it stand the times to the first token and between tokens (medians and 99th percentiles) over all streams. With `--repeats N`
+the model writes the same N tokens again and again: the most that `--speculate` can gain, where other random weights show what it costs.
 """
 
 from __future__ import annotations
@@ -142,6 +143,9 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--parameters", default="{}", help="of the requests, as JSON")
+    parser.add_argument(
+        "--repeats", type=int, default=0, help="of --shape: text begins again after so many tokens"
+    )
     parser.add_argument("--kill", action="store_true", help="then kill the worker while 8 streams run")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/penstock-gpu"))
     parser.add_argument("--log", type=Path, default=Path("/tmp/gpu_http.log"))
@@ -151,9 +155,10 @@ def main() -> None:
     if folder is None:
         from gpu import SHAPES, make
 
-        folder = arguments.folder / arguments.shape
+        name = f"{arguments.shape}-repeats-{arguments.repeats}" if arguments.repeats else arguments.shape
+        folder = arguments.folder / name
         if not (folder / "config.json").exists():
-            make(SHAPES[arguments.shape], folder)
+            make(SHAPES[arguments.shape], folder, repeats=arguments.repeats)
         if not (folder / "tokenizer.json").exists():
             write_tokenizer(folder, SHAPES[arguments.shape]["vocab_size"])
     serve(arguments, folder)

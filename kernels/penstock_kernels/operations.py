@@ -42,6 +42,7 @@ from penstock_kernels.norm import (
     rms_norm_in_place,
     unit_norm,
 )
+from penstock_kernels.quantized import quantized_linear
 from penstock_kernels.recurrence import TOKENS_AT_ONCE, Run, StateMetadata, Turn
 from penstock_kernels.rotary import rope, scale_by_logarithm, scale_by_position
 from penstock_kernels.routing import Routing
@@ -128,6 +129,7 @@ __all__ = [
     "pool",
     "previous_ids",
     "previous_tokens",
+    "quantized_linear",
     "rectangle_attention",
     "rms_norm",
     "rms_norm_in_place",

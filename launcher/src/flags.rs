@@ -91,7 +91,7 @@ pub struct WorkerArgs {
     /// Type of weights and activations [default: the checkpoint's]
     #[arg(long, env)]
     pub dtype: Option<Dtype>,
-    /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4; on a CPU, with bf16 beside them.
+    /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4, with bf16 beside them.
     /// int4 has groups of 32 inputs, int4-g64 and int4-g128 larger ones, and int4-zp, int4-g64-zp and int4-g128-zp zero points.
     /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors) stay what they are there, but with none
     #[arg(long, env)]

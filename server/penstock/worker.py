@@ -121,7 +121,7 @@ def _arguments() -> argparse.Namespace:
             "int4-g128-zp",
             "none",
         ],
-        help="quantize the weights of layers while they are read; on a CPU, of dense decoders [default: none, but what is published in 4 bits stays so]",
+        help="quantize the weights of layers while they are read [default: none, but what is published in 4 bits stays so]",
     )
     parser.add_argument("--quantize-head", action="store_true", help="with --quantize, the head as well")
     parser.add_argument(

@@ -208,8 +208,10 @@ def test_a_line_says_what_is_quantized_and_what_cannot_be(
     with pytest.raises(UnusableModel, match="it does not serve convolutions of 12 tokens"):
         building.load(config, folder, torch.bfloat16, torch.device("cpu"), ALONE, False, "auto", "int4")
     assert not rehearsed, "refused before anything is read"
-    with pytest.raises(UnusableModel, match=r"int4: only the CPU engine .* on cuda:1"):
-        building.load(config, folder, torch.bfloat16, torch.device("cuda:1"), ALONE, False, "auto", "int4")
+    with pytest.raises(
+        UnusableModel, match="int4: on a GPU quantized weights go with bfloat16, not with float32"
+    ):
+        building.load(config, folder, torch.float32, torch.device("cuda:1"), ALONE, False, "auto", "int4")
 
 
 def test_what_the_engine_does_not_serve_runs_on_torch_and_a_line_says_why(

@@ -43,6 +43,7 @@ from penstock.models.architectures import RECIPES, architecture_of, architecture
 from penstock.models.choice import uses_fallback
 from penstock.models.decoder import Decoder
 from penstock.models.decoder_start import decoder_start_ids
+from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.family_names import NAMES
 from penstock.models.model import ModelConfig
 from penstock.models.packing import Quantizer
@@ -143,7 +144,7 @@ def examine(folder: Path, question: Question) -> Report:
             length(shape, question.longest, report)
         scheme = report.quantization
         sound = stored is not None and (scheme is None or quantization.is_served(scheme, config))
-        quantizer: Quantizer | None = None
+        quantizer: Quantizer | DeviceQuantizer | None = None
         if shape is not None and dtype is not None and sound:
             if device is not None:
                 cached(shape, dtype, device, question, report)
@@ -302,7 +303,7 @@ def served_dtype(config: dict[str, Any], named: str, question: Question, report:
 
 def quantized_by(
     config: dict[str, Any], shape: ModelConfig, dtype: Any, device: Any, question: Question, report: Report
-) -> Quantizer | None:
+) -> Quantizer | DeviceQuantizer | None:
     """What --quantize stands for; where nothing would, that is a problem. Without it, what is published in 4 bits stays so."""
     if question.quantize == quantization.NONE:
         return None
@@ -338,7 +339,7 @@ def shards(
     dtype: Any,
     question: Question,
     report: Report,
-    quantizer: Quantizer | None,
+    quantizer: Quantizer | DeviceQuantizer | None,
 ) -> None:
     """Rehearses every rank's loading: names and shapes of tensors, and what is divided."""
     parameters = 0
@@ -370,7 +371,7 @@ def program(
     dtype: Any,
     device: Any,
     question: Question,
-    quantizer: Quantizer | None,
+    quantizer: Quantizer | DeviceQuantizer | None,
 ) -> list[str]:
     """Each operation of what the CPU engine would run, of the first rank; or why it would run nothing."""
     group = question.group(0)
@@ -414,7 +415,7 @@ def drafts(
             raise UnusableModel("it is for a model in one worker, not for shards or stages")
         config = check_folder(draft, question.trusted)
         shape = draft_model.refuse(config, served, folder, draft)
-        quantizer = None
+        quantizer: Quantizer | DeviceQuantizer | None = None
         if question.quantize not in ("", quantization.NONE):
             quantizer = native_choice.quantizer(
                 shape, dtype, device, question.group(0), question.quantize, question.quantize_head

@@ -7,23 +7,32 @@ from penstock.layers.module import Module, TiledModule
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels.later import Tensor
 from penstock_kernels.program import QuantizedMatrix
+from penstock_kernels.quantized import PackedMatrix
 
 
 class Linear(TiledModule):
     """x W^T + b with W (O, I) and b (O,) or None. Where the rows are divided, O is this rank's part. Of a matrix that was
-    quantized for the CPU engine, `weight_OI` has no rows.
+    quantized, for the CPU engine or for a GPU (`packed`), `weight_OI` has no rows.
     """
 
-    __slots__ = ("bias_O", "quantized", "weight_OI")
+    __slots__ = ("bias_O", "packed", "quantized", "weight_OI")
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         super().__init__()
         self.weight_OI = weight_OI
         self.bias_O = bias_O
         self.quantized: QuantizedMatrix | None = None
+        self.packed: PackedMatrix | None = None
+
+    @property
+    def outputs(self) -> int:
+        """O."""
+        return len(self.weight_OI) if self.packed is None else self.packed.outputs
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""
+        if self.packed is not None:
+            return ops.quantized_linear(x_TI, self.packed, self.bias_O, self.tile)
         return ops.linear(x_TI, self.weight_OI, self.bias_O, self.tile)
 
 
@@ -34,7 +43,7 @@ class OpenedLinear(Linear):
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See above."""
-        inputs = x_TI.shape[-1] - len(self.weight_OI)
+        inputs = x_TI.shape[-1] - self.outputs
         given_TO = super().__call__(x_TI[:, :inputs].contiguous())
         return given_TO.mul_(x_TI[:, inputs:])
 

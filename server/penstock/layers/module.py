@@ -11,6 +11,7 @@ from typing import Any
 import penstock_kernels as ops
 from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
+from penstock_kernels.quantized import PackedMatrix
 from penstock_kernels.tensors import is_tensor
 
 
@@ -79,5 +80,7 @@ def _walk(held: object) -> Iterator[Tensor | Module]:
     elif isinstance(held, list):
         for one in held:
             yield from _walk(one)
+    elif isinstance(held, PackedMatrix):
+        yield from held.parts
     elif isinstance(held, ops.ScoreModifiers) and held.sinks_H is not None:
         yield held.sinks_H  # what else is in it is computed

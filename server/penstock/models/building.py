@@ -7,8 +7,9 @@ from typing import Any
 
 from penstock import quantization
 from penstock.loading.host import threads_of
-from penstock.models import choice, encoder_decoder_recorder, native_choice, native_models, recipes
+from penstock.models import choice, encoder_decoder_recorder, native, native_choice, native_models, recipes
 from penstock.models.decoder import Decoder
+from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.model import Model
 from penstock.models.packed_cache import PackedCache
 from penstock.models.recorder import record
@@ -59,6 +60,8 @@ def load(
             return name, found
     model = recipes.load(config, folder, dtype, device, group, trusted, quantizer, in_torch=runs is None)
     if runs is None:
+        if isinstance(quantizer, DeviceQuantizer) and group.rank == 0:
+            native.tell(f"weights on {device}: {quantizer.in_words}")
         return name, model
     recording = record(model) if isinstance(model, Decoder) else encoder_decoder_recorder.record(model)
     made = native_models.on_cpu_engine(model.config, model.parameters, recording, runs, threads, group)

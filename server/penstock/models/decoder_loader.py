@@ -29,6 +29,7 @@ from penstock.models.decoder import (
     Layer,
     Mixer,
 )
+from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.packing import Quantizer
 from penstock.models.recurrent import Recurrent
 from penstock.parallel.group import TensorGroup, ranges
@@ -68,7 +69,7 @@ class Loader:
             self.heads = group.even_share(config.heads, "the attention heads (num_attention_heads)")
             self.kv_heads = group.key_heads(config.kv_heads)
         self.further_head_rows = 0  # of the head in the checkpoint, of tokens that are none
-        self.quantizer: Quantizer | None = None
+        self.quantizer: Quantizer | DeviceQuantizer | None = None
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""

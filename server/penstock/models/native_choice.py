@@ -11,6 +11,8 @@ from penstock.models import encoder_decoder_recorder, native, recipes
 from penstock.models.cache_format import FLAG as CACHE_FLAG
 from penstock.models.choice import uses_fallback
 from penstock.models.config import DecoderConfig
+from penstock.models.device_packing import FORMATS as DEVICE_FORMATS
+from penstock.models.device_packing import DeviceQuantizer, Published
 from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.model import ModelConfig
 from penstock.models.packing import FORMATS, Quantizer
@@ -18,7 +20,7 @@ from penstock.models.recorder import undivided, unknown_choice
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
-from penstock_kernels.program import MOST_BYTE_INPUTS, Format
+from penstock_kernels.program import GROUPED, MOST_BYTE_INPUTS, Format
 
 
 def why_not(shape: ModelConfig, dtype: Any, group: TensorGroup) -> str | None:
@@ -102,10 +104,15 @@ def quantizer(
     quantize: str,
     head: bool,
     threads: int = 0,
-) -> Quantizer:
-    """Of --quantize and --quantize-head, for a model of this shape; None: transformers run it. Raises UnusableModel where the
-    CPU engine would not run it: nothing else computes with quantized weights.
+) -> Quantizer | DeviceQuantizer:
+    """Of --quantize and --quantize-head, for a model of this shape; None: transformers run it. Raises UnusableModel where nothing computes
+    with its weights quantized: on a CPU all but the engine, and on a GPU what `_unquantized` says.
     """
+    if device.type == "cuda":
+        why = _unquantized(shape, dtype)
+        if why is not None:
+            raise UnusableModel(f"--quantize {quantize}: on a GPU {why}")
+        return DeviceQuantizer(device, *DEVICE_FORMATS[quantize], head)
     says = f"--quantize {quantize}: only the CPU engine quantizes weights"
     runs = only_engine(says, shape, dtype, device, group)
     assert isinstance(shape, DecoderConfig | EncoderDecoderConfig), "it serves no other"
@@ -125,10 +132,20 @@ def published(
     device: Any,
     group: TensorGroup,
     threads: int = 0,
-) -> Quantizer | None:
-    """Of a checkpoint that is published in 4 bits: it stays what it is where the CPU engine runs it. None: it is served in bf16."""
+) -> Quantizer | DeviceQuantizer | None:
+    """Of a checkpoint that is published in 4 bits: it stays what it is where the CPU engine runs it, and on a GPU where its numbers are whole
+    ones. None: it is served in bf16.
+    """
     named = quantization.published(config)
-    if named is None or shape is None or device.type != "cpu" or why_not(shape, dtype, group) is not None:
+    if named is None or shape is None:
+        return None
+    if device.type == "cuda" and named != quantization.FP4 and _unquantized(shape, dtype) is None:
+        try:
+            found = Published(Format[named.upper()], cpu_engine.instruction_set(), threads_of(threads))
+        except (NoCpuEngine, WrongInstructionSet):
+            return None
+        return DeviceQuantizer(device, 4, GROUPED[found.format], with_zeros=True, published=found)
+    if device.type != "cpu" or why_not(shape, dtype, group) is not None:
         return None
     assert isinstance(shape, DecoderConfig | EncoderDecoderConfig), "it serves no other"
     try:
@@ -140,6 +157,18 @@ def published(
         if _widest(shape) > MOST_BYTE_INPUTS
         else Quantizer(Format.INT8, False, runs, threads_of(threads), published=Format[named.upper()])
     )
+
+
+def _unquantized(shape: ModelConfig | None, dtype: Any) -> str | None:
+    """What is not served with quantized weights on a GPU; None: it is."""
+    named = str(dtype).removeprefix("torch.")
+    if named != "bfloat16":
+        return f"quantized weights go with bfloat16, not with {named}"
+    if not isinstance(shape, DecoderConfig):
+        return "weights of encoder-decoders and of models through transformers are not quantized"
+    if any(layer.experts is not None for layer in shape.layers):
+        return "experts are not quantized"
+    return None
 
 
 def _widest(shape: DecoderConfig | EncoderDecoderConfig) -> int:

@@ -7,6 +7,7 @@ Matrices of experts are one, of all experts' rows, where each expert begins with
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.layers.linear import Embedding, Linear
 from penstock.loading.checkpoint import Checkpoint
@@ -51,6 +52,8 @@ FORMATS = {
 class Quantizer:
     """How the matrices of a model's layers, and if `head` is set that of its head, are quantized while they are read."""
 
+    in_torch: ClassVar[bool] = False
+
     format: Format
     head: bool
     instruction_set: str
@@ -62,7 +65,7 @@ class Quantizer:
     def take_layer(self, layer: Layer, config: DecoderConfig, checkpoint: Checkpoint) -> None:
         """Quantizes the matrices of a layer that was just read. Those that choose and open stay as they are: they are small."""
         if layer.attention is not None:
-            for linear in _matrices(layer.attention):
+            for linear in matrices_of(layer.attention):
                 self._take(linear, checkpoint)
         feed_forward = layer.feed_forward
         if isinstance(feed_forward, Experts):
@@ -131,11 +134,11 @@ class Quantizer:
         return made
 
 
-def _matrices(mixer: Mixer) -> Iterator[Linear]:
+def matrices_of(mixer: Mixer) -> Iterator[Linear]:
     """The large ones of what mixes tokens."""
     if isinstance(mixer, Beside):
         for one in (mixer.attention, mixer.recurrent):
-            yield from (linear for linear in _matrices(one) if linear is not mixer.out)
+            yield from (linear for linear in matrices_of(one) if linear is not mixer.out)
     elif isinstance(mixer, Attention):
         yield mixer.qkv
     elif isinstance(mixer, LatentAttention):

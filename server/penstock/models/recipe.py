@@ -12,6 +12,7 @@ from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.decoder_loader import Loader
+from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.encoder_decoder import EncoderDecoder
 from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.encoder_decoder_loader import EncoderDecoderKeys, EncoderDecoderLoader
@@ -52,9 +53,9 @@ class Recipe(Generic[C, K]):
         config: dict[str, Any],
         checkpoint: Checkpoint,
         group: TensorGroup,
-        quantizer: Quantizer | None = None,
+        quantizer: Quantizer | DeviceQuantizer | None = None,
     ) -> Decoder | EncoderDecoder:
-        """Takes a rank's part of the model from a checkpoint. `quantizer`: of what the CPU engine will run. Raises UnusableModel."""
+        """Takes a rank's part of the model from a checkpoint. `quantizer`: how its matrices are held. Raises UnusableModel."""
         loader = self.loader_of(config)(self.shape(config), self.keys(config), checkpoint, group)
         if quantizer is not None:
             assert isinstance(loader, Loader | EncoderDecoderLoader), "there is no other"

@@ -12,6 +12,7 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models.architectures import RECIPES, architecture_of, architectures, other_versions
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
+from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.encoder_decoder import EncoderDecoder
 from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.packing import Quantizer
@@ -47,7 +48,7 @@ def load_from(
     config: dict[str, Any],
     checkpoint: Checkpoint,
     group: TensorGroup = ALONE,
-    quantizer: Quantizer | None = None,
+    quantizer: Quantizer | DeviceQuantizer | None = None,
 ) -> Decoder | EncoderDecoder:
     """Takes a rank's part of the model from a checkpoint."""
     return recipe_of(config).load(config, checkpoint, group, quantizer)
@@ -60,12 +61,12 @@ def load(
     device: Any,
     group: TensorGroup = ALONE,
     trusted: bool = False,
-    quantizer: Quantizer | None = None,
+    quantizer: Quantizer | DeviceQuantizer | None = None,
     in_torch: bool = True,
 ) -> Decoder | EncoderDecoder:
     """Reads a rank's part of the model in `folder` with the recipe of its architecture.
 
-    `trusted`: the user has agreed to pickled weights. `quantizer`: of a model that the CPU engine will run. `dtype` and
+    `trusted`: the user has agreed to pickled weights. `quantizer`: how its matrices are held. `dtype` and
     `device` are torch's, or of `tensors` and `host`. `in_torch`: torch will run it; else its tensors stay numpy's.
     """
 
@@ -77,7 +78,13 @@ def load(
         return model
 
     model = checkpoints.load(
-        folder, dtype, device, build, trusted, tells=group.rank == 0, in_torch=in_torch and quantizer is None
+        folder,
+        dtype,
+        device,
+        build,
+        trusted,
+        tells=group.rank == 0,
+        in_torch=in_torch and (quantizer is None or quantizer.in_torch),
     )
     if group.pipeline is not None:
         # Each stage has asked for its own tensors only.
