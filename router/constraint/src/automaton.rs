@@ -6,10 +6,7 @@
 //! before and a lexeme ([`Node`]). Space between lexemes, of which the parser copies its state, gives no new name. Lexers' states have
 //! the same numbers in all texts (`learned.rs`); a text that has none for its state is at no spot.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use llguidance::{
     derivre::StateID,
@@ -17,7 +14,7 @@ use llguidance::{
     toktrie::Recognizer,
 };
 
-use crate::learned::Budget;
+use crate::{learned::Budget, spread::Spread};
 
 /// A state of the parser, by number. Numbers are given once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,13 +87,15 @@ impl Spot {
 /// Of one grammar.
 pub(crate) struct Automaton {
     budget: Arc<Budget>,
-    nodes: HashMap<(Node, Step), Node>,
-    spots: HashMap<(Node, u32, bool), Arc<Spot>>,
-    edges: HashMap<(u64, u32), Edge>,
+    nodes: Spread<(Node, Step), Node>,
+    spots: Spread<(Node, u32, bool), Arc<Spot>>,
+    edges: Spread<(u64, u32), Edge>,
     /// Tokens that alone may follow at a spot behind the last token.
-    forced: HashMap<(u64, Option<u32>), Arc<[u32]>>,
+    forced: Spread<(u64, Option<u32>), Arc<[u32]>>,
     /// By a hash of their own.
-    masks: HashMap<u64, Arc<[u32]>>,
+    masks: Spread<u64, Arc<[u32]>>,
+    /// Parts of tables that go with what is learned next, one by one.
+    forgotten: Vec<Box<dyn Send>>,
     /// Numbers that were given to nodes and spots.
     given: u64,
     /// Taken from the budget.
@@ -107,11 +106,12 @@ impl Automaton {
     pub(crate) fn new(budget: Arc<Budget>) -> Automaton {
         Automaton {
             budget,
-            nodes: HashMap::new(),
-            spots: HashMap::new(),
-            edges: HashMap::new(),
-            forced: HashMap::new(),
-            masks: HashMap::new(),
+            nodes: Spread::new(),
+            spots: Spread::new(),
+            edges: Spread::new(),
+            forced: Spread::new(),
+            masks: Spread::new(),
+            forgotten: Vec::new(),
             given: 0,
             bytes: 0,
         }
@@ -124,6 +124,7 @@ impl Automaton {
 
     /// Whether there is memory for so much more. If not, all is forgotten, so that there is some for what comes.
     fn pays(&mut self, bytes: usize) -> bool {
+        self.forgotten.pop();
         let pays = self.bytes + bytes <= self.budget.most_automaton && self.budget.take(bytes);
         match pays {
             true => self.bytes += bytes,
@@ -133,8 +134,11 @@ impl Automaton {
     }
 
     fn forget(&mut self) {
-        (self.nodes, self.spots, self.edges) = Default::default();
-        (self.forced, self.masks) = Default::default();
+        self.forgotten.extend(self.nodes.take());
+        self.forgotten.extend(self.spots.take());
+        self.forgotten.extend(self.edges.take());
+        self.forgotten.extend(self.forced.take());
+        self.forgotten.extend(self.masks.take());
         self.budget.give_back(std::mem::take(&mut self.bytes));
     }
 
@@ -200,7 +204,9 @@ impl Automaton {
         }
         let words = known.unwrap_or_else(|| {
             let words: Arc<[u32]> = mask.into();
-            self.masks.entry(hash).or_insert(words.clone());
+            if self.masks.get(&hash).is_none() {
+                self.masks.insert(hash, words.clone());
+            }
             words
         });
         // Whoever was first said the same.

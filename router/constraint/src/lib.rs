@@ -30,6 +30,7 @@ mod quoted;
 mod schema;
 mod slicer;
 mod source;
+mod spread;
 mod stop;
 mod trie;
 mod vocabulary;
