@@ -101,11 +101,14 @@ def compile_all(compiler: list[str], folder: Path) -> list[str]:
             "check",
             "divided",
             "entries",
+            "inbox",
             "isa",
+            "plan",
             "program",
             "ranks",
-            "repeats",
             "residuals",
+            "run",
+            "slot_sampling",
             "team",
         )
     ]

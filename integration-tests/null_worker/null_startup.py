@@ -28,7 +28,7 @@ from penstock.rpc.address import Address
 from penstock.rpc.server import ProcessExit, listen
 from penstock.rpc.servicer import WorkerServicer
 from penstock.telemetry import log
-from penstock_kernels.repeats import Inbox
+from penstock_kernels.run import Inbox
 
 # Ordinary words of the vocabulary of the model that ships, and of those that tests make with its tokenizer.
 FIRST_TOKEN, TOKENS = 400, 16

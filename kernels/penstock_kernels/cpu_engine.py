@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 20
+ABI = 21
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -441,6 +441,10 @@ class CpuProgram:
             self._library, self._handle, slots_R, places_R, pages, logits_RV, draws, encoded_S, awaits_masks
         )
 
+    def call(self, name: str, structure: Any) -> int:
+        """Calls another function of the library with this program."""
+        return int(getattr(self._library, f"penstock_cpu_{name}")(self._handle, structure))
+
     def rows(self, buffer: int, count: int) -> HostArray:
         """The first `count` rows of a buffer, in its memory: (count, width) in fp32, bf16 as uint16, or int8, as the last step left
         them."""
@@ -509,14 +513,6 @@ class Decodes:
         """Where they begin, and how many numbers are from one row to the next."""
         self._library, self._handle = library, handle
         self._choose = library.penstock_cpu_choose
-
-    def call(self, name: str, structure: Any) -> int:
-        """Calls another function of the library with their program."""
-        return int(getattr(self._library, f"penstock_cpu_{name}")(self._handle, structure))
-
-    def forget_masks(self) -> None:
-        """Masks of the next step may be of other rows than those of the last, though they are the same array."""
-        self._masked = None
 
     def save(self, saves_C3: I64) -> None:
         """Has the steps from now on copy states, as `CpuProgram.step` has it."""

@@ -12,7 +12,7 @@ from client import Numbering, make_plan, mask_of, row, u32
 from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.run_call import Queued, RunCall
-from penstock_kernels.repeats import Inbox
+from penstock_kernels.run import Inbox
 
 VOCABULARY = 64
 

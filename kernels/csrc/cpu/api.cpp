@@ -9,7 +9,7 @@
 #include "isa.h"
 #include "penstock_cpu.h"
 #include "program.h"
-#include "repeats.h"
+#include "run.h"
 
 struct penstock_program {
     penstock::Program program;
@@ -207,9 +207,9 @@ int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t st
     return guarded([&] { program->program.draw(logits, stride, columns, *draws); });
 }
 
-int penstock_cpu_go_on(penstock_program *program, penstock_repeats *repeats) {
+int penstock_cpu_go_on(penstock_program *program, penstock_run *run) {
     int pause = 0;
-    const int result = guarded([&] { pause = penstock::Repeats(program->program, *repeats).go_on(); });
+    const int result = guarded([&] { pause = penstock::Run(program->program, *run).go_on(); });
     return result == 1 ? pause : result;
 }
 

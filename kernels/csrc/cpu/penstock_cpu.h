@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 20 };
+enum { PENSTOCK_CPU_ABI = 21 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -352,36 +352,45 @@ typedef struct {
     uint8_t *possible;  // whether anything was left to choose
 } penstock_draws;
 
-// Steps of some rows whose samples and tokens are where these say: as of penstock_cpu_decode. What is said of a step's tokens has room for as
-// many as a step may have.
-typedef struct {
-    penstock_step *step;
-    int64_t *ids, *first, *counts;  // those of `step`
-    float *logits;
-    int64_t stride;
-    int64_t *tokens;
-    float *largest, *totals;
-    penstock_draws *draws;    // null: every row takes the likeliest
-    penstock_draw_row *rows;  // those of `draws`
-    int64_t *before;          // that of `draws`, with room for what a step feeds; or null
-    int32_t *mask_of_row;
-} penstock_samples;
-
 // Why penstock_cpu_go_on returns.
 enum penstock_pause {
     // The first message is for the caller, or more is needed than there is room for, or there is no more: the other side has left.
     PENSTOCK_PAUSE_MESSAGE = 1,
     // A step was run, and what comes of its masks is for the caller.
     PENSTOCK_PAUSE_MASKS = 2,
-    // A step was run and tokens were chosen, and the answer is for the caller: some row has no token.
-    PENSTOCK_PAUSE_ANSWER = 3,
     // There were as many steps as may be in a row, or nothing came for a while.
-    PENSTOCK_PAUSE_STEPS = 4,
+    PENSTOCK_PAUSE_STEPS = 3,
 };
 enum { PENSTOCK_KINDS_OF_STEPS = 4 };
 
-// Steps that go on from each other: the plans of a Run that have the rows of the one before, each with the token behind its last one and
-// drafts or none, and some with more pages. What is said of slots is (max_slots,), and changed as the plans have it.
+// The slots, as server/penstock/engine/slots.py has them: columns (max_slots,).
+typedef struct {
+    int64_t max_slots, width;  // width: blocks that a slot has room for
+    uint8_t *alive, *has_sampled;
+    int64_t *filled, *planned, *block_counts;
+    int64_t *pages;         // (tables, max_slots, width)
+    int64_t *last_sampled;
+    const int64_t *places;   // where their states are; null: of a model without any
+    const int64_t *encoded;  // of an encoder-decoder: tokens that their encoders have read; or null
+} penstock_slots;
+
+// What slots are sampled with, as server/penstock/engine/slot_sampling.py has it: columns (max_slots,).
+typedef struct {
+    uint64_t *seeds;
+    float *temperatures, *top_ps, *typical_ps, *min_ps, *furthest, *repetitions, *frequencies, *presences, *watermark_deltas;
+    int64_t *top_ks, *top_counts, *first_ends, *watermark_greens;
+    uint8_t *are_simple, *are_plain;
+    const int64_t *count_rows;   // of `prompt_counts` and `output_counts`; -1: no penalties
+    const int64_t *bias_counts;
+    const int64_t *const *bias_tokens;  // of a slot without biases anything
+    const float *const *biases;
+    const int64_t *end_tokens;  // (max_slots, end_width)
+    int64_t end_width;
+    const int32_t *prompt_counts;  // (rows, columns)
+    int32_t *output_counts;
+} penstock_sampling;
+
+// The steps of one Run, from a connection's plans to their answers.
 typedef struct {
     // A connection, of whose bytes some have been read: those from `begin` to `end`, whole frames and the start of one. `is_taken`: of the
     // first message the plan has been taken, and not the masks.
@@ -391,24 +400,24 @@ typedef struct {
     int64_t is_taken;
     // The last plan, the digest of all, and the plan whose masks were taken of a message of which something is left; 0: none.
     uint64_t number, digest, taken_masks;
-    // What the plans name, and what follows from it.
-    int64_t rows, columns;         // columns: of logits
-    const uint8_t *flags;          // (rows,): as in the plan
-    const int64_t *slots;          // (rows,)
-    const int64_t *furthest;       // (rows,): where the slot's sequence has to end, whatever pages it has
-    penstock_samples plain, verifying;  // of steps without drafts and with; verifying.step null: those with drafts are the caller's
-    int64_t most_drafts, most_tokens;   // of a step
-    int64_t answers;               // whether tokens are answered; else another rank does
-    int64_t awaits_masks;
-    // How rows of `plain.draws` are moved from step to step; each (plain.draws->count,), or null.
-    const uint64_t *keys;
-    const int64_t *first_ends;
-    int64_t end_width, are_marked, may_lack;  // may_lack: a row may have no token left
-    const uint8_t *are_penalized;
-    int32_t *const *counted;       // (rows,): where the row counts its tokens, or null
-    // The slots.
-    int64_t *filled, *planned, *block_counts, *last_sampled;
+    penstock_slots slots;
+    penstock_sampling sampling;
+    int64_t columns;               // of logits
     int64_t tables, pages, block_size;
+    int64_t most_tokens, most_drafts;  // of a step
+    int64_t most_side;             // tokens of an encoder-decoder's decoder; 0: no limit
+    int64_t starts;                // whether slots may start here; else the caller does
+    int64_t narrows;               // whether the model can leave out hidden states that nobody reads
+    int64_t answers;               // whether this rank answers, and is sent masks
+    int64_t ranks;
+    float *logits;                 // of as many rows as a step may sample
+    int64_t stride;
+    const char *not_numbers, *nothing_left;  // what is answered of a row without a token
+    // Where a step's rows are, with room for all slots, and the tokens that it feeds, with room for `most_tokens`.
+    int64_t rows;
+    int64_t *row_slots, *row_first, *row_counts, *row_drafts;
+    uint8_t *row_flags;
+    int64_t *ids;
     int64_t *steps;                // begun since the worker began
     // Threads of steps of so many tokens: kinds as `penstock_cpu_go_on` has them. So many steps of a kind may be made before the caller
     // is asked, and all of them together may take `most_ns`, and one more.
@@ -419,7 +428,7 @@ typedef struct {
     int64_t most_made, made_count;
     // Of the step that is for the caller: its tokens, and how long it took to read its plan and to compute it.
     int64_t tokens, prepare_ns, forward_ns;
-} penstock_repeats;
+} penstock_run;
 
 typedef struct penstock_program penstock_program;
 
@@ -528,10 +537,10 @@ PENSTOCK_CPU_API int penstock_cpu_choose(penstock_program *program, const float 
 PENSTOCK_CPU_API int penstock_cpu_draw(penstock_program *program, const float *logits, int64_t stride, int64_t columns,
                                        const penstock_draws *draws);
 
-// Reads plans and masks from a connection, makes their steps and sends their answers, for as long as they go on from each other and ask for
-// nothing unusual. Then it returns why not, and everything is as the last step left it. `kinds` are the most tokens of a step of each kind but the
-// last, rising.
-PENSTOCK_CPU_API int penstock_cpu_go_on(penstock_program *program, penstock_repeats *repeats);
+// Reads plans and masks from a connection, makes their steps and sends their answers, for as long as they ask for nothing unusual. Then it
+// returns why not, and everything is as the last step left it. `kinds` are the most tokens of a step of each kind but the last, rising. A step
+// has been run before.
+PENSTOCK_CPU_API int penstock_cpu_go_on(penstock_program *program, penstock_run *run);
 
 // Where a buffer is, and the bytes from one token to the next; queries: from one token of a key head to the next.
 PENSTOCK_CPU_API void *penstock_cpu_buffer(penstock_program *program, int32_t buffer, int64_t *row_bytes);

@@ -370,6 +370,19 @@ void Program::step(const penstock_step &step) {
     pass(body_, step, false);
 }
 
+void Program::step(const penstock_step &step, const std::vector<int64_t> &tokens, float *logits, int64_t stride) {
+    this->step(step);
+    const auto count = static_cast<int64_t>(tokens.size());
+    if (count == 0) return;
+    const Buffer &hidden = buffers_.front();
+    const auto *rows = reinterpret_cast<const float *>(at(0, 0, step.tokens));
+    const int64_t row = hidden.row_bytes / 4;
+    if (count == step.tokens) return head(rows, row, count, logits, stride);
+    sampled_.resize(static_cast<size_t>(count * hidden.width));
+    for (int64_t i = 0; i < count; i++) std::copy_n(rows + tokens[static_cast<size_t>(i)] * row, hidden.width, sampled_.data() + i * hidden.width);
+    head(sampled_.data(), hidden.width, count, logits, stride);
+}
+
 void Program::read(const penstock_step &step) {
     if (encoder_.empty() || step.encoded) throw wrong("an input of what has no encoder, or of its decoder");
     for (int64_t row = 0; row < step.rows; row++)
@@ -536,6 +549,16 @@ void Program::move(const int64_t *sources, const int64_t *targets, int64_t count
     }
 }
 
+void Program::copy_page(int64_t source, int64_t target) {
+    for (size_t layer = 0; layer < caches_.size(); layer++) {
+        const LayerCache &cache = caches_[layer];
+        // Layers may share their pages.
+        const auto is_its = [&](const LayerCache &other) { return other.pages == cache.pages; };
+        if (!cache.pages || std::any_of(caches_.begin(), caches_.begin() + static_cast<int64_t>(layer), is_its)) continue;
+        std::memmove(cache.pages + target * cache.page_bytes, cache.pages + source * cache.page_bytes, static_cast<size_t>(cache.page_bytes));
+    }
+}
+
 void Program::note_states(const penstock_step &step) {
     state_rows_.resize(static_cast<size_t>(step.rows));
     int64_t save = 0;
@@ -602,12 +625,15 @@ void Program::decode(const penstock_step &step, float *logits, int64_t stride, i
 
 void Program::choose(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks, int64_t *tokens,
                      float *largest, float *totals, const penstock_draws *draws) {
-    if (!ranks_ || ranks_->rank() == 0) {
-        summarize(logits, stride, rows, columns, masks, tokens, largest, totals);
-        if (draws) {
-            draw(logits, stride, columns, *draws);
-            for (int64_t i = 0; i < draws->count; i++) tokens[draws->rows[i].row] = draws->tokens[i];
-        }
+    if (!ranks_ || ranks_->rank() == 0) summarize(logits, stride, rows, columns, masks, tokens, largest, totals);
+    finish_choice(logits, stride, rows, columns, tokens, draws);
+}
+
+void Program::finish_choice(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens,
+                            const penstock_draws *draws) {
+    if (draws && (!ranks_ || ranks_->rank() == 0)) {
+        draw(logits, stride, columns, *draws);
+        for (int64_t i = 0; i < draws->count; i++) tokens[draws->rows[i].row] = draws->tokens[i];
     }
     if (ranks_) tell(tokens, rows * static_cast<int64_t>(sizeof(int64_t)));
 }

@@ -88,8 +88,12 @@ public:
     void set_threads(int threads);
 
     void step(const penstock_step &step);
+    // And the head, on the hidden states of some of its tokens, ascending; or of none.
+    void step(const penstock_step &step, const std::vector<int64_t> &tokens, float *logits, int64_t stride);
     void read(const penstock_step &step);
     void move(const int64_t *sources, const int64_t *targets, int64_t count);
+    // Copies what every layer has in a page to another one.
+    void copy_page(int64_t source, int64_t target);
     void head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride);
     void tell(void *numbers, int64_t bytes);
 
@@ -101,6 +105,9 @@ public:
 
     void choose(const float *logits, int64_t stride, int64_t rows, int64_t columns, const RowMasks &masks, int64_t *tokens,
                 float *largest, float *totals, const penstock_draws *draws);
+
+    // The rest of a choice behind a summary, whose tokens are those of rows that are not drawn: draws, and tells other ranks.
+    void finish_choice(const float *logits, int64_t stride, int64_t rows, int64_t columns, int64_t *tokens, const penstock_draws *draws);
 
     void draw(const float *logits, int64_t stride, int64_t columns, const penstock_draws &draws);
 
@@ -258,6 +265,7 @@ private:
     int64_t row_count_ = 0;
     std::vector<StateRow> state_rows_;
     std::vector<int32_t> token_rows_, token_positions_, token_places_;
+    std::vector<float> sampled_;  // hidden states that the head reads, where they are not one behind the other
     std::vector<int64_t> wanted_slots_, wanted_first_, wanted_counts_;
     Grouped grouped_;
     std::vector<Summary> summaries_;

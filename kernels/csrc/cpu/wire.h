@@ -1,32 +1,56 @@
-// The frames between router and worker, as far as steps that go on from each other need them: proto/penstock.proto says what fields are.
-// Only what is usual is read here; the rest is Python's.
+// The frames between router and worker, as far as usual steps need them: proto/penstock.proto says what fields are. The rest is Python's.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
+
+// Fields by their numbers.
+enum { kPlan = 1, kMasks = 2 };
+enum {
+    kNumber = 1, kDigest = 2, kReleased = 3, kSlots = 4, kFlags = 5, kPositions = 6, kCounts = 7, kTokens = 8, kNewBlockCounts = 9,
+    kNewPages = 10, kStarts = 12, kDrafts = 14, kCopies = 17
+};
+enum {
+    kSeeds = 1, kTemperatures = 2, kTopKs = 3, kTopPs = 4, kTypicalPs = 5, kMinPs = 6, kRepetitionPenalties = 7, kFrequencyPenalties = 8,
+    kPresencePenalties = 9, kTopTokens = 10, kHistoryCounts = 11, kHistoryOutputs = 12, kBiasCounts = 14, kFirstEnds = 17, kEndCounts = 18,
+    kWatermarkDeltas = 20, kWatermarkGreens = 21
+};
+enum { kOnly = 2, kWords = 3 };
+enum { kSampled = 2, kLogprobs = 3, kErrors = 7, kPrepareNs = 8, kForwardNs = 9, kSampleNs = 10, kAccepted = 13 };
+enum { kErrorRow = 1, kErrorMessage = 2 };
+enum : uint8_t { kStartFlag = 1, kContinueFlag = 2, kSampleFlag = 4, kMaskedFlag = 16 };
+enum : uint32_t { kOfWords = 0xffffffff, kNone = 0xfffffffe };
+
+constexpr uint32_t bits(std::initializer_list<int> fields) {
+    uint32_t made = 0;
+    for (int field : fields) made |= 1u << field;
+    return made;
+}
 
 // Part of a message. Nothing is aligned.
 struct Bytes {
     const uint8_t *begin = nullptr;
     int64_t size = 0;
 
-    uint32_t word(int64_t at) const {
-        uint32_t word;
-        std::memcpy(&word, begin + at * 4, 4);
-        return word;
+    template <typename T>
+    T at(int64_t number) const {
+        T made;
+        std::memcpy(&made, begin + number * static_cast<int64_t>(sizeof(T)), sizeof(T));
+        return made;
     }
-    bool is(const std::vector<uint8_t> &other) const {
-        return size == static_cast<int64_t>(other.size()) && std::memcmp(begin, other.data(), other.size()) == 0;
-    }
+    uint32_t word(int64_t number) const { return at<uint32_t>(number); }
+    int64_t words() const { return size / 4; }
 };
 
 // Fields of a message by their numbers, each at most once.
 struct Fields {
-    static constexpr uint64_t kMost = 18;
+    static constexpr uint64_t kMost = 24;
     std::array<Bytes, kMost> columns = {};
     std::array<uint64_t, kMost> numbers = {};
     uint32_t has = 0;  // a bit for each
@@ -77,7 +101,9 @@ public:
         varint(number);
     }
     void column(int field, const void *numbers, size_t size) {
-        if (size == 0) return;
+        if (size > 0) message(field, numbers, size);
+    }
+    void message(int field, const void *numbers, size_t size) {
         varint(static_cast<uint64_t>(field) << 3 | 2);
         varint(size);
         const auto *bytes = static_cast<const uint8_t *>(numbers);

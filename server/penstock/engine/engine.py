@@ -21,6 +21,7 @@ from penstock.engine.kv_cache import KvCache, numbers_of
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_repeats import Repeats
+from penstock.engine.native_run import NativeRun
 from penstock.engine.native_sampling import NativeSampler
 from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import (
@@ -50,7 +51,7 @@ from penstock.proto import penstock_pb2 as pb
 from penstock.telemetry import log
 from penstock_kernels.gpu.choice import why_not
 from penstock_kernels.program import Array
-from penstock_kernels.repeats import MOST_MADE, Inbox, Pause
+from penstock_kernels.run import MOST_MADE, Inbox, Pause
 
 if TYPE_CHECKING:
     # Imports what sends spans, which few servers do.
@@ -137,7 +138,7 @@ class Unsampled:
 
     indices: LogitsIndices
     ids_T: Array
-    hidden_TE: Array
+    hidden_TE: Array | None  # None: nobody asks for it
     logits_SV: Array | None  # of the rows that sample, on the ranks of the last stage
 
 
@@ -287,6 +288,7 @@ class Engine:
         # The last step, if it verified drafts and the lengths of its slots are not known yet.
         self._unsettled: Launched | None = None
         self._forget_repeats()
+        self._run: NativeRun | None = None  # made behind the first step
         self.model.serve_up_to(limits.max_sequence_tokens)
         self.step_maker = self._make_step_maker()
         self.graphs = self._make_graphs()
@@ -369,7 +371,7 @@ class Engine:
         self.clear()
         if self.drafter is not None:
             self.drafter.release()
-        self.graphs = None
+        self.graphs = self._run = None
         del self.cache, self.states, self.layer_caches, self.slots, self.sampler
         self._prepared = False
 
@@ -397,36 +399,52 @@ class Engine:
         return self.finish(launched)
 
     def go_on(self, inbox: Inbox) -> Launched | None:
-        """Has the CPU engine read plans and answer them, as long as they go on from the last one and ask for nothing unusual. Returns a step of
-        which something is left: its choice with masks, or its answer.
+        """Has the CPU engine read plans and answer them, as long as they ask for nothing unusual. Returns a step of which something is left: its
+        choice with masks.
         """
-        repeats = self.repeats
-        if repeats is None or not repeats.may_go_on:
+        run, states = self._run, self.slots.states
+        if run is None:
             return None
         self._settle()
-        last, threads = self.slots.last_plan, self.threads
-        if last is None:
+        if states is not None and states.are_unsettled:
             return None
-        assert self.native is not None, "it repeats"
-        as_it_is = [(self.native.threads, MOST_MADE)] * (len(KINDS) + 1)
         while True:
-            kinds = as_it_is if threads is None else threads.ahead()
-            pause = repeats.go_on(inbox, kinds, self.last_sampled, self._steps)
-            self.slots.went_on()
-            made = repeats.made
-            if threads is not None:
-                threads.were(made)
+            pause = self._go_on(run, inbox)
             # Where nothing has come for a while, the next message is waited for in Python, which sleeps until it is there.
-            if pause == Pause.MESSAGE or (pause == Pause.STEPS and not made):
+            if pause == Pause.MESSAGE or (pause == Pause.STEPS and not run.made):
                 return None
-            if pause != Pause.STEPS:
-                break
-        plan, prepare_ns, forward_ns = repeats.left(last, inbox.number)
-        launched = Launched(plan, None, None, None, prepare_ns, forward_ns, 0)
-        if pause == Pause.MASKS:
-            launched.unsampled = repeats
-        else:
-            self._take(launched, repeats, None)
+            if pause == Pause.MASKS:
+                return self._left(run, inbox.number)
+
+    def _make_run(self) -> NativeRun | None:
+        """For the CPU engine, which has to know where the caches are, as it does behind a step."""
+        native, sampler, answers = self.native, self.sampler, self.group.is_output_rank
+        if native is None or not isinstance(sampler, NativeSampler) or self.drafter is not None:
+            return None
+        where = (self.last_sampled, self._steps, self._logits_SV)
+        return NativeRun(native, self.slots, sampler, *where, answers, (NOT_NUMBERS, NOTHING_LEFT))
+
+    def _go_on(self, run: NativeRun, inbox: Inbox) -> Pause:
+        threads = self.threads
+        assert self.native is not None, "it runs"
+        as_it_is = [(self.native.threads, MOST_MADE)] * (len(KINDS) + 1)
+        before = inbox.number
+        pause = run.go_on(inbox, as_it_is if threads is None else threads.ahead())
+        if threads is not None:
+            threads.were(run.made)
+        if inbox.number != before:
+            self.slots.went_on()
+            self._forget_repeats()
+            self.step_maker.clear()
+        return pause
+
+    def _left(self, run: NativeRun, number: int) -> Launched:
+        """A step that was run, and whose masks are not usual."""
+        plan, prepare_ns, forward_ns = run.left(number)
+        indices, step = self.step_maker.make(plan, self.last_sampled)
+        logits_SV = self._logits_SV[: len(indices.sample_rows)]
+        launched = Launched(plan, None, None, None, prepare_ns, forward_ns, 0, rows_S=indices.sample_rows)
+        launched.unsampled = Unsampled(indices, step.ids_T, None, logits_SV)
         return launched
 
     def launch(self, plan: Plan) -> Launched:
@@ -477,6 +495,8 @@ class Engine:
             indices, step = self.step_maker.make(plan, self.last_sampled)
             prepared = time.perf_counter_ns()
             ids_T, hidden_TE = step.ids_T, self._forward(step)
+            if self._run is None:
+                self._run = self._make_run()
         forwarded = time.perf_counter_ns()
         launched = Launched(
             plan,
@@ -590,8 +610,10 @@ class Engine:
             if unsampled.logits_SV is not None:
                 sampled = self._sample(launched, indices, unsampled.ids_T, unsampled.logits_SV, masks)
                 if self.drafter is not None and self.drafter.reads_hidden:
+                    assert unsampled.hidden_TE is not None, "the drafter's step is Python's"
                     self._show(self.drafter, launched, indices, unsampled.hidden_TE)
             if len(indices.prompt_tokens):
+                assert unsampled.hidden_TE is not None, "a prompt's log probabilities are Python's"
                 prompt = self._prompt_logprobs(plan, indices, unsampled.hidden_TE)
         elif self.group.is_first_stage and len(indices.sample_rows):
             self._awaited.append(plan.slots[(plan.flags & SAMPLE) != 0])

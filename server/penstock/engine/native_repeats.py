@@ -5,26 +5,21 @@ Letters: R rows, T tokens that are fed, S samples, one behind each of those, V v
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.engine.columns import F32, I64, U32
+from penstock.engine.columns import F32, I64
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.native_sampling import NativeSampler, RepeatedDraws
 from penstock.engine.native_steps import paths_of, places_of
 from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.engine.slot_sampling import NO_SAMPLES, Masks, Sampled
 from penstock.engine.slots import SlotTable
-from penstock.engine.threads import KINDS
 from penstock.models.native import NativeModel
-from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes, address
-from penstock_kernels.repeats import MOST_MADE, MOST_NS, CRepeats, Inbox, Pause, samples_of
+from penstock_kernels.cpu_engine import NO_MOVES, NO_SAVES, Decodes
 
 NO_ROWS: I64 = np.zeros(1, np.int64)
-NO_PAGES: U32 = np.zeros(0, np.uint32)
 
 
 @dataclass(slots=True)
@@ -64,13 +59,6 @@ class Repeats:
         self._plain = self._variant(sampler.repeated(plan.slots, plan.positions + 1), logits_SV[:rows])
         self._verifying: _Variant | None = None  # made with the first drafts, since rows often change before
         self._now, self._drawn = self._plain, 0
-        self._flags = np.ascontiguousarray(plan.flags)
-        self._made: I64 = np.zeros((MOST_MADE, 4), np.int64)
-        self._c: CRepeats | None = None  # made when the engine is first asked
-        self._held: list[npt.NDArray[Any]] = []  # what it points to
-        # Alternatives are listed in Python.
-        self.may_go_on = not (samples and sampler.top_counts[plan.slots].any())
-        """Whether the engine may read plans by itself."""
         self.rows_S = self._rows_R
         """The row of each sample of the step that was begun."""
 
@@ -89,99 +77,6 @@ class Repeats:
     def serves(self, plan: Plan) -> bool:
         """Whether this plan, which goes on, is such a step."""
         return self._may_verify or not len(plan.drafts)
-
-    def go_on(self, inbox: Inbox, kinds: list[tuple[int, int]], last_sampled: I64, steps: I64) -> Pause:
-        """Has the engine read plans and answer them, as `repeats.go_on` has it. `last_sampled` has the last token of every slot, `steps` (1,) how
-        many were begun."""
-        c = self._c_repeats(last_sampled, steps)
-        states = self._table.states
-        if states is not None:
-            self._plain.decodes.places_R[:] = states.of_slots[self._slots]
-            self._plain.decodes.save(NO_SAVES)
-        if self._verifying is not None:
-            self._verifying.decodes.branch(None, NO_MOVES)
-        pause = self._native.go_on(c, inbox, self._plain.decodes, kinds)
-        for variant in (self._plain, self._verifying):
-            if variant is not None:
-                variant.decodes.forget_masks()
-        return pause
-
-    @property
-    def made(self) -> list[list[int]]:
-        """Of each step that the engine made last: see `Threads.were`."""
-        return [] if self._c is None else self._made[: self._c.made_count].tolist()
-
-    def left(self, last: Plan, number: int) -> tuple[Plan, int, int]:
-        """The step of which the engine has left something: its plan, which goes on from `last` by way of others, how long it took to read that, and to
-        compute it."""
-        assert self._c is not None
-        tokens, drafts = self._c.tokens, NO_SAMPLES
-        has_drafts = tokens > len(self._slots)
-        variant = self._verifying if has_drafts and self._verifying is not None else self._plain
-        decodes, draws = variant.decodes, variant.draws
-        counts, ids = decodes.counts_R.copy(), decodes.ids_T[:tokens]
-        self._now, self.rows_S = variant, np.repeat(self._rows_R, counts)
-        self._drawn = 0 if draws.draws is None or decodes.c_draws is None else decodes.c_draws.count
-        if has_drafts:
-            drafts = counts - 1
-            ids = np.delete(ids, np.cumsum(counts) - counts)
-        else:
-            ids = ids[:0]
-        plan = replace(
-            last,
-            number=number,
-            positions=decodes.first_R.copy(),
-            counts=counts,
-            tokens=ids.astype(np.uint32),
-            drafts=drafts,
-            new_block_counts=np.zeros(len(counts), np.int64),
-            new_pages=NO_PAGES,
-            draft_parents=NO_SAMPLES,
-            trees=None,
-            traces=b"",
-            goes_on=True,
-        )
-        return plan, self._c.prepare_ns, self._c.forward_ns
-
-    def _c_repeats(self, last_sampled: I64, steps: I64) -> CRepeats:
-        """What the engine is told of these rows."""
-        if self._c is not None:
-            return self._c
-        table, plain, limits = self._table, self._plain, self._table.limits
-        if self._may_verify and table.states is None and self._verifying is None:
-            self._verifying = self._variant(
-                plain.draws.of_samples(len(self._most_logits_SV)), self._most_logits_SV
-            )
-        draws, rows = plain.draws, len(self._slots)
-        furthest = table.bounds(self._slots)
-        counted = np.zeros(rows, np.uint64)
-        if self._samples and draws.draws is not None:
-            counted[draws.rows] = np.where(draws.are_penalized, draws.draws.rows["output_counts"], 0)
-        c = CRepeats(rows=rows, columns=limits.vocab_size)
-        held: list[npt.NDArray[Any]] = [furthest, counted, self._flags, self._made]
-        c.flags, c.slots, c.furthest = address(self._flags), address(self._slots), address(furthest)
-        c.plain = samples_of(plain.decodes, None)
-        if self._verifying is not None and table.states is None:
-            c.verifying = samples_of(self._verifying.decodes, self._verifying.draws.before)
-        c.most_drafts, c.most_tokens = limits.max_step_drafts, limits.max_step_tokens
-        c.answers, c.awaits_masks = self._samples, self.awaits_masks
-        if draws.draws is not None:
-            keys, are_penalized = (np.ascontiguousarray(one) for one in (draws.keys, draws.are_penalized))
-            held += [keys, are_penalized]
-            c.keys, c.are_penalized = address(keys), address(are_penalized)
-            if draws.first_ends is not None:
-                first_ends = np.ascontiguousarray(draws.first_ends)
-                held.append(first_ends)
-                c.first_ends, c.end_width = address(first_ends), draws.draws.end_tokens.shape[1]
-            c.are_marked, c.may_lack = draws.are_marked, draws.may_lack
-        c.counted = address(counted)
-        c.filled, c.planned, c.block_counts = map(address, (table.filled, table.planned, table.block_counts))
-        c.last_sampled, c.steps = address(last_sampled), address(steps)
-        c.tables, c.pages, c.block_size = limits.tables.count, limits.pages, limits.block_size
-        c.kinds[:] = KINDS
-        c.most_ns, c.made, c.most_made = MOST_NS, address(self._made), len(self._made)
-        self._c, self._held = c, held
-        return c
 
     def begin(self, plan: Plan, last_R: I64) -> None:
         """The next one, whose rows sampled `last` before."""

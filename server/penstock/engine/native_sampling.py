@@ -5,13 +5,14 @@ follows from its choice, verified drafts and counts. In numpy; must not import t
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engine.columns import F32, I32, I64, U64, Bools
 from penstock.engine.draft_trees import LONGEST_PATH
+from penstock.engine.plan import Starts
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling, Verified, upwards
 from penstock_kernels.draws import DRAW_ROW, Draws, LogitsSummary, RowMasks, seed_keys, uniform, uniform_at
 from penstock_kernels.program import Array
@@ -131,6 +132,58 @@ class NativeSampler(SlotSampling):
         self._chooser = chooser
         self._prompt_RV: I32 = np.zeros((0, vocab_size), np.int32)
         self._output_RV: I32 = np.zeros((0, vocab_size), np.int32)
+        # Of each slot how many biases it has, and where its tokens and biases are.
+        self._bias_counts: I64 = np.zeros(max_slots, np.int64)
+        self._bias_tokens_at: U64 = np.zeros(max_slots, np.uint64)
+        self._biases_at: U64 = np.zeros(max_slots, np.uint64)
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What the CPU engine is told of the slots, and changes where it has sequences begin: penstock_sampling."""
+        return {
+            "seeds": self.seeds,
+            "temperatures": self.temperatures,
+            "top_ps": self.top_ps,
+            "typical_ps": self.typical_ps,
+            "min_ps": self.min_ps,
+            "furthest": self.furthest,
+            "repetitions": self.repetitions,
+            "frequencies": self.frequencies,
+            "presences": self.presences,
+            "watermark_deltas": self.watermark_deltas,
+            "top_ks": self.top_ks,
+            "top_counts": self.top_counts,
+            "first_ends": self.first_ends,
+            "watermark_greens": self.watermark_greens,
+            "are_simple": self.are_simple,
+            "are_plain": self.are_plain,
+            "count_rows": self.count_rows,
+            "bias_counts": self._bias_counts,
+            "bias_tokens": self._bias_tokens_at,
+            "biases": self._biases_at,
+            "end_tokens": self.end_tokens,
+            "prompt_counts": self._prompt_RV,
+            "output_counts": self._output_RV,
+        }
+
+    def clear(self) -> None:
+        """See SlotSampling."""
+        super().clear()
+        self._bias_counts[:] = 0
+
+    def release(self, slots: I64) -> None:
+        """See SlotSampling."""
+        super().release(slots)
+        self._bias_counts[slots] = 0
+
+    def start(self, slots: I64, starts: Starts) -> None:
+        """See SlotSampling."""
+        super().start(slots, starts)
+        for slot in slots[starts.bias_counts > 0].tolist():
+            tokens, biases = map(np.ascontiguousarray, self.biases[slot])
+            self.biases[slot] = tokens, biases
+            self._bias_counts[slot] = len(tokens)
+            self._bias_tokens_at[slot], self._biases_at[slot] = tokens.ctypes.data, biases.ctypes.data
 
     def sample(
         self,

@@ -221,7 +221,8 @@ class SlotSampling(ABC):
         self.top_ps[slots] = starts.top_ps
         self.min_ps[slots] = starts.min_ps
         with np.errstate(divide="ignore"):
-            self.furthest[slots] = np.abs(np.log(starts.min_ps))
+            # In fp64, as the CPU engine has it, so that what it is rounded to is the same.
+            self.furthest[slots] = np.abs(np.log(starts.min_ps.astype(np.float64)))
         self.typical_ps[slots] = starts.typical_ps
         self.repetitions[slots] = starts.repetition_penalties
         self.frequencies[slots] = starts.frequency_penalties

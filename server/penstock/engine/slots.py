@@ -317,24 +317,8 @@ class SlotTable:
         )
 
     def went_on(self) -> None:
-        """Plans that go on from the last one were taken over by somebody else, who has written how far slots are filled and which pages they have."""
-        last = self._last
-        assert last is not None, "nothing goes on"
-        slots = last.plan.slots
-        last.ends, planned = self.filled[slots], self.planned[slots]
-        last.planned = last.ends if (planned == last.ends).all() else planned
-        last.rooms = self._rooms(slots, self.block_counts[slots])
-
-    def bounds(self, slots: I64) -> I64:
-        """Where the sequences of these slots have to end, whatever pages they have."""
-        return self._rooms(slots, np.full(len(slots), self.width))
-
-    @property
-    def last_plan(self) -> Plan | None:
-        """The last one, if another may go on from it as the engine reads it."""
-        if self._last is None or (self.states is not None and self.states.are_unsettled):
-            return None
-        return self._last.plan
+        """Plans were taken over by somebody else, who has written what these columns are now."""
+        self._last = None
 
     def settle(self, slots: I64, rejected: I64) -> None:
         """Of the last step: so many drafts of these slots' rows were not accepted."""

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from penstock_kernels.repeats import MOST_MADE
+from penstock_kernels.run import MOST_MADE
 
 # A step is slow when it takes SLOW times what the cost model says; SLOW_STEPS of them in a row begin a trial.
 SLOW, SLOW_STEPS = 2.0, 8

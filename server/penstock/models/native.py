@@ -36,7 +36,7 @@ from penstock_kernels.program import (
     Kind,
     rounded_up,
 )
-from penstock_kernels.repeats import CRepeats, Inbox, Pause, go_on
+from penstock_kernels.run import CRun, Inbox, Pause, go_on
 
 if TYPE_CHECKING:
     from penstock.models.packed_cache import Entry
@@ -193,10 +193,10 @@ class NativeModel:
         with _named():
             decodes.run(tokens, draws)
 
-    def go_on(self, repeats: CRepeats, inbox: Inbox, decodes: Decodes, kinds: list[tuple[int, int]]) -> Pause:
-        """Steps from their plans to their answers: see `repeats.go_on`."""
+    def go_on(self, run: CRun, inbox: Inbox, kinds: list[tuple[int, int]]) -> Pause:
+        """Steps from their plans to their answers, behind one that `forward` has made: see `run.go_on`."""
         with _named():
-            return go_on(repeats, inbox, decodes, kinds)
+            return go_on(run, inbox, self._runs, kinds)
 
     def choose(self, decodes: Decodes, masks: RowMasks) -> None:
         """The rest of a step that awaited masks."""

@@ -22,7 +22,7 @@ from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader, read_masks
 from penstock.rpc.run_call import Owed, check_message
 from penstock.telemetry import log
-from penstock_kernels.repeats import Inbox
+from penstock_kernels.run import Inbox
 
 # Length of the message, and a status code of gRPC.
 HEAD = struct.Struct("<II")
@@ -55,6 +55,15 @@ class FrameCall:
                 self._raise_why()
                 return None
         return self._plan_of(_message(self.inbox, frame))
+
+    def has_waited(self) -> bool:
+        """See Source."""
+        if self._next_frame(self.inbox.begin) is not None:
+            return False
+        while self._next_frame(self.inbox.begin) is None:
+            if not self._receive():
+                return False
+        return True
 
     def plan_within(self, seconds: float) -> Plan | None:
         """See Source."""

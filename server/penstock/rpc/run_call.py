@@ -16,7 +16,7 @@ from penstock.engine.plan import MASKED, MaskColumns, Plan
 from penstock.errors import BadPlan, OutOfStep
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.plan_reader import PlanReader, read_masks
-from penstock_kernels.repeats import Inbox
+from penstock_kernels.run import Inbox
 
 # While a step is on an accelerator, how long to wait for the next plan before looking at the step again.
 GLANCE_SECONDS = 0.0002
@@ -72,6 +72,9 @@ class Source(Protocol):
 
     def plan(self) -> Plan | None:
         """The next one, or None at the end."""
+
+    def has_waited(self) -> bool:
+        """Whether the next message was not there, and is now: the engine is to look at it first."""
 
     def plan_within(self, seconds: float) -> Plan | None:
         """The next one if it comes in time. The end is left for `plan`."""
@@ -185,6 +188,10 @@ class Queued:
             raise item
         return None if item is None else read_masks(item)
 
+    def has_waited(self) -> bool:
+        """Nobody else reads plans."""
+        return False
+
     def owe(self, number: int) -> None:
         """Nobody else reads plans."""
         raise AssertionError(f"plan {number} was read by somebody else")
@@ -219,10 +226,11 @@ class RunCall:
             while True:
                 if not launched and (inbox := source.inbox) is not None:
                     left = engine.go_on(inbox)
+                    if left is None and source.has_waited():
+                        continue
                     if left is not None:
                         launched.append(left)
-                        if engine.awaits_masks(left):
-                            source.owe(inbox.number)
+                        source.owe(inbox.number)
                 if not launched:
                     plan = source.plan()
                     if plan is None:
