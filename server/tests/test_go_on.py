@@ -257,7 +257,7 @@ def test_what_the_engine_answers_is_what_python_does(
                 if rng.random() < 0.7:
                     guesses[slot] = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(4))]
         rows.step(guesses, rng, exact=rng.random() < 0.5)
-    compare(script, rng, most=1)  # where the first one begins with penalties or biases
+    compare(script, rng, most=1)  # where the first one begins with biases
 
 
 def test_right_drafts_are_accepted(driver: Driver) -> None:

@@ -380,14 +380,15 @@ typedef struct {
     float *temperatures, *top_ps, *typical_ps, *min_ps, *furthest, *repetitions, *frequencies, *presences, *watermark_deltas;
     int64_t *top_ks, *top_counts, *first_ends, *watermark_greens;
     uint8_t *are_simple, *are_plain;
-    const int64_t *count_rows;   // of `prompt_counts` and `output_counts`; -1: no penalties
-    const int64_t *bias_counts;
+    int64_t *count_rows;   // of `prompt_counts` and `output_counts`; -1: no penalties
+    int64_t *free_rows;    // those that no slot has: the first `free_count`, (1,)
+    int64_t *free_count;
+    int64_t *bias_counts;
     const int64_t *const *bias_tokens;  // of a slot without biases anything
     const float *const *biases;
-    const int64_t *end_tokens;  // (max_slots, end_width)
+    int64_t *end_tokens;  // (max_slots, end_width)
     int64_t end_width;
-    const int32_t *prompt_counts;  // (rows, columns)
-    int32_t *output_counts;
+    int32_t *prompt_counts, *output_counts;  // (rows, columns)
 } penstock_sampling;
 
 // The steps of one Run, from a connection's plans to their answers.

@@ -10,11 +10,13 @@ namespace {
 constexpr uint32_t kUsual = bits({kNumber, kDigest, kReleased, kSlots, kFlags, kPositions, kCounts, kTokens, kNewBlockCounts, kNewPages, kStarts,
                                   kDrafts, kCopies});
 
+constexpr uint8_t kUsualFlags = kStartFlag | kContinueFlag | kSampleFlag | kMaskedFlag;
+
 size_t index(int64_t number) { return static_cast<size_t>(number); }
 
 }  // namespace
 
-Plan::Plan(penstock_run &all) : all_(all), named_(index(all.slots.max_slots)) {
+Plan::Plan(penstock_run &all, SlotSampling &sampling) : all_(all), sampling_(sampling), named_(index(all.slots.max_slots)) {
     const penstock_slots &slots = all.slots;
     step_.ids = all.ids, step_.slots = all.row_slots, step_.first = all.row_first, step_.counts = all.row_counts;
     step_.pages = slots.pages, step_.max_slots = slots.max_slots, step_.width = slots.width, step_.encoded = slots.encoded;
@@ -27,36 +29,45 @@ bool Plan::read(const Fields &plan) {
     if (plan.has >> kStarts & 1 && !read_fields(plan.columns[kStarts], starts_)) return false;
     if (!reads_released(plan.columns[kReleased]) || !reads_rows(plan) || !reads_tokens(plan) || !reads_pages(plan) || !reads_copies(plan))
         return false;
-    if (start_count_ == 0 ? plan.has >> kStarts & 1 : !SlotSampling::is_usual(starts_, start_count_)) return false;
+    const auto starting = static_cast<int64_t>(starting_.size());
+    if (starting == 0 ? plan.has >> kStarts & 1 : !sampling_.is_usual(starts_, starting, free_)) return false;
     digest_ = digest_of(plan, starts_, static_cast<uint32_t>(all_.digest));
     return digest_ == plan.numbers[kDigest];
 }
 
 bool Plan::reads_released(const Bytes &released) {
     if (released.size % 4) return false;
+    free_ = *all_.sampling.free_count;
     for (int64_t at = 0; at < released.words(); at++) {
         const uint32_t slot = released.word(at);
-        if (slot >= all_.slots.max_slots || SlotSampling::holds_lists(all_.sampling, slot)) return false;
+        if (slot >= all_.slots.max_slots) return false;
         named_[slot].released = number_;
+        ends(slot);
     }
     return true;
+}
+
+void Plan::ends(int64_t slot) {
+    Named &named = named_[index(slot)];
+    free_ += named.ends != number_ && sampling_.counts(slot);
+    named.ends = number_;
 }
 
 bool Plan::reads_rows(const Fields &plan) {
     const auto &columns = plan.columns;
     const int64_t rows = columns[kSlots].words();
     const auto is_column = [&](int field) { return columns[index(field)].size == rows * 4; };
-    has_drafts_ = columns[kDrafts].size > 0;
+    const bool has_drafts = columns[kDrafts].size > 0;
     if (rows < 1 || rows > all_.slots.max_slots || !is_column(kSlots) || columns[kFlags].size != rows || !is_column(kPositions) ||
-        !is_column(kCounts) || !is_column(kNewBlockCounts) || (has_drafts_ && !is_column(kDrafts)))
+        !is_column(kCounts) || !is_column(kNewBlockCounts) || (has_drafts && !is_column(kDrafts)))
         return false;
-    all_.rows = rows, start_count_ = attended_ = 0, has_masks_ = false;
+    all_.rows = rows, attended_ = 0, has_masks_ = false;
+    starting_.clear();
     new_blocks_.resize(index(rows));
     int64_t drafts = 0;
     for (int64_t row = 0; row < rows; row++) {
-        if (!reads_row(plan, row, has_drafts_ ? columns[kDrafts].word(row) : 0)) return false;
+        if (!reads_row(plan, row, has_drafts ? columns[kDrafts].word(row) : 0)) return false;
         drafts += all_.row_drafts[row];
-        start_count_ += starts(row);
         has_masks_ |= is_masked(row);
     }
     // Other ranks are told what was sampled, and not which drafts have no mask behind them.
@@ -69,24 +80,29 @@ bool Plan::reads_row(const Fields &plan, int64_t row, int64_t drafts) {
     const int64_t slot = columns[kSlots].word(row), position = columns[kPositions].word(row), count = columns[kCounts].word(row);
     const int64_t blocks = new_blocks_[index(row)] = columns[kNewBlockCounts].word(row);
     const uint8_t flags = columns[kFlags].begin[row];
-    if (slot >= slots.max_slots || named_[index(slot)].has_row == number_ || flags & ~(kStartFlag | kContinueFlag | kSampleFlag | kMaskedFlag))
-        return false;
-    named_[index(slot)].has_row = number_;
-    const bool has_started = slots.alive[slot] && named_[index(slot)].released != number_;
+    if (slot >= slots.max_slots || named_[index(slot)].has_row == number_ || flags & ~kUsualFlags) return false;
+    Named &named = named_[index(slot)];
+    named.has_row = number_;
+    const bool starts = flags & kStartFlag, continues = flags & kContinueFlag, samples = flags & kSampleFlag;
+    const bool holds = slots.alive[slot] && named.released != number_;  // a sequence that goes on
+    if ((starts && continues) || (flags & kMaskedFlag && !samples)) return false;
     int64_t first = position, held = 0;
-    if (flags & kContinueFlag) {
+    if (continues) {
+        // The position may be a bound, if drafts came before.
         first = slots.filled[slot];
-        if (flags & kStartFlag || !(flags & kSampleFlag) || !has_started || !slots.has_sampled[slot] || position < first ||
-            position > slots.planned[slot] || count != 1 + drafts)
+        if (!samples || !holds || !slots.has_sampled[slot] || position < first || position > slots.planned[slot] || count != 1 + drafts)
             return false;
-    } else {
-        if (count < 1 || drafts || slots.encoded || (flags & kMaskedFlag && !(flags & kSampleFlag))) return false;
-        if (flags & kStartFlag ? !all_.starts || SlotSampling::holds_lists(all_.sampling, slot) : !has_started || position != slots.filled[slot])
-            return false;
+    } else if (count < 1 || drafts || slots.encoded) {
+        return false;
     }
-    if (!(flags & kStartFlag)) {
+    if (starts) {
+        if (!all_.starts) return false;
+        ends(slot);
+        starting_.push_back(slot);
+    } else {
         held = slots.block_counts[slot];
-        if (flags & kSampleFlag && all_.sampling.top_counts[slot]) return false;  // alternatives are listed in Python
+        if (!holds || first != slots.filled[slot]) return false;
+        if (samples && all_.sampling.top_counts[slot]) return false;  // alternatives are listed in Python
     }
     if (held + blocks > slots.width || first + count > room(slot, held + blocks)) return false;
     all_.row_slots[row] = slot, all_.row_first[row] = first, all_.row_counts[row] = count, all_.row_drafts[row] = drafts;
@@ -151,20 +167,21 @@ uint32_t Plan::digest_of(const Fields &plan, const Fields &starts, uint32_t befo
     return made;
 }
 
-void Plan::take(const Fields &plan, Program &program, SlotSampling &sampling) {
+void Plan::take(const Fields &plan, Program &program) {
     penstock_slots &slots = all_.slots;
     const auto &columns = plan.columns;
     all_.number++, all_.digest = digest_, ++*all_.steps;
     const Bytes &copies = columns[kCopies], &released = columns[kReleased], &pages = columns[kNewPages], &given = columns[kTokens];
     for (int64_t at = 0; at < copies.words(); at += 2) program.copy_page(copies.word(at), copies.word(at + 1));
-    for (int64_t at = 0; at < released.words(); at++) slots.alive[released.word(at)] = 0;
-    int64_t page = 0, token = 0, start = 0, guess = 0;
+    for (int64_t at = 0; at < released.words(); at++) {
+        slots.alive[released.word(at)] = 0;
+        sampling_.release(released.word(at));
+    }
+    sampling_.start(starts_, starting_);
+    int64_t page = 0, token = 0, guess = 0;
     for (int64_t row = 0; row < rows(); row++) {
         const int64_t slot = all_.row_slots[row], first = all_.row_first[row], count = all_.row_counts[row];
-        if (starts(row)) {
-            slots.alive[slot] = 1, slots.has_sampled[slot] = 0, slots.block_counts[slot] = 0;
-            sampling.start(starts_, start++, slot);
-        }
+        if (starts(row)) slots.alive[slot] = 1, slots.has_sampled[slot] = 0, slots.block_counts[slot] = 0;
         for (int64_t block = 0; block < new_blocks_[index(row)]; block++) {
             const int64_t number = slots.block_counts[slot]++;
             for (int64_t table = 0; table < all_.tables; table++)

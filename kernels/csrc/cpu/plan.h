@@ -15,13 +15,13 @@ namespace penstock {
 class Plan {
 public:
     // Its rows are where `all` has them.
-    explicit Plan(penstock_run &all);
+    Plan(penstock_run &all, SlotSampling &sampling);
 
     // Whether a plan is usual: rows that go on with the token behind their last one and drafts or none, chunks of prompts, and sequences that
     // begin with usual sampling. Nothing of the slots is changed. Its rows are those of the plan from now on.
     bool read(const Fields &plan);
     // Takes the plan that was read over: copies of pages, releases, starts, pages, positions, and what is fed.
-    void take(const Fields &plan, Program &program, SlotSampling &sampling);
+    void take(const Fields &plan, Program &program);
     // The slots of the step's rows are told what they sampled: of each row its last sample that counts.
     void settle(const std::vector<int64_t> &lasts, const int64_t *tokens);
 
@@ -50,9 +50,9 @@ public:
     const penstock_step &step() const { return step_; }
 
 private:
-    // Of the last plan that named a slot, whether it released it, and gave it a row.
+    // The last plans that released a slot, ended what it held, and gave it a row.
     struct Named {
-        uint64_t released = 0, has_row = 0;
+        uint64_t released = 0, ends = 0, has_row = 0;
     };
 
     bool reads_rows(const Fields &plan);
@@ -61,17 +61,22 @@ private:
     bool reads_pages(const Fields &plan);
     bool reads_copies(const Fields &plan);
     bool reads_released(const Bytes &released);
+    // A slot is given up by this plan, or given to another sequence.
+    void ends(int64_t slot);
     // Of a slot how far it may be filled with so many blocks.
     int64_t room(int64_t slot, int64_t blocks) const;
     static uint32_t digest_of(const Fields &plan, const Fields &starts, uint32_t before);
     void lay_out();
 
     penstock_run &all_;
+    SlotSampling &sampling_;
     uint64_t number_ = 0;
     uint32_t digest_ = 0;
     Fields starts_;
-    int64_t start_count_ = 0, attended_ = 0;
-    bool has_masks_ = false, has_drafts_ = false;
+    int64_t attended_ = 0;
+    int64_t free_ = 0;  // rows of counts, with those of slots that end
+    std::vector<int64_t> starting_;  // slots
+    bool has_masks_ = false;
     std::vector<Named> named_;
     std::vector<uint32_t> given_;  // pages of rows that start
     std::vector<int64_t> new_blocks_, places_, wanted_, first_tokens_, first_samples_, token_rows_, sampled_;

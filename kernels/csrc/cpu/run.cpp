@@ -38,7 +38,7 @@ int Run::go_on() {
         const int kind = kind_of(plan_.tokens());
         if (all_.left[kind] == 0) return PENSTOCK_PAUSE_STEPS;
         all_.left[kind]--;
-        plan_.take(columns, program_, sampling_);
+        plan_.take(columns, program_);
         all_.is_taken = 1;
         inbox_.drop();
         program_.set_threads(static_cast<int>(all_.threads[kind]));

@@ -15,7 +15,7 @@ namespace penstock {
 
 class Run {
 public:
-    Run(Program &program, penstock_run &all) : program_(program), all_(all), inbox_(all), plan_(all), sampling_(all) {}
+    Run(Program &program, penstock_run &all) : program_(program), all_(all), inbox_(all), sampling_(all), plan_(all, sampling_) {}
 
     // Returns a penstock_pause.
     int go_on();
@@ -40,8 +40,8 @@ private:
     Program &program_;
     penstock_run &all_;
     Inbox inbox_;
-    Plan plan_;
     SlotSampling sampling_;
+    Plan plan_;
     // Of each sample.
     std::vector<int32_t> masks_;  // its mask in words_; -1: none
     std::vector<uint32_t> only_, words_;

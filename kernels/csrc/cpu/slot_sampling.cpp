@@ -24,29 +24,71 @@ double uniform(uint64_t seed, int64_t position) {
 
 }  // namespace
 
-bool SlotSampling::is_usual(const Fields &starts, int64_t count) {
-    const auto &columns = starts.columns;
-    constexpr uint32_t all = bits({kSeeds, kTemperatures, kTopKs, kTopPs, kTypicalPs, kMinPs, kRepetitionPenalties, kFrequencyPenalties,
-                                   kPresencePenalties, kTopTokens, kHistoryCounts, kHistoryOutputs, kBiasCounts, kFirstEnds, kEndCounts,
-                                   kWatermarkDeltas, kWatermarkGreens});
-    if (starts.has != all || columns[kSeeds].size != count * 8) return false;
+bool SlotSampling::is_usual(const Fields &starts, int64_t count, int64_t free) const {
+    constexpr uint32_t lists = bits({kHistory, kEndTokens});
+    constexpr uint32_t columns = bits({kSeeds, kTemperatures, kTopKs, kTopPs, kTypicalPs, kMinPs, kRepetitionPenalties, kFrequencyPenalties,
+                                       kPresencePenalties, kTopTokens, kHistoryCounts, kHistoryOutputs, kBiasCounts, kFirstEnds, kEndCounts,
+                                       kWatermarkDeltas, kWatermarkGreens});
+    if ((starts.has & ~lists) != columns || starts.columns[kSeeds].size != count * 8) return false;
     for (int field = kSeeds + 1; field < static_cast<int>(Fields::kMost); field++)
-        if (all >> field & 1 && columns[static_cast<size_t>(field)].size != count * 4) return false;
-    for (int64_t at = 0; at < count; at++) {
-        for (int field : {kTopTokens, kHistoryCounts, kHistoryOutputs, kBiasCounts, kFirstEnds, kEndCounts})
-            if (columns[static_cast<size_t>(field)].word(at) != 0) return false;
-        for (int field : {kFrequencyPenalties, kPresencePenalties, kWatermarkDeltas})
-            if (columns[static_cast<size_t>(field)].at<float>(at) != 0) return false;
-        if (columns[kRepetitionPenalties].at<float>(at) != 1) return false;
-        for (int field : {kTemperatures, kTopPs, kTypicalPs, kMinPs}) {
-            const auto number = columns[static_cast<size_t>(field)].at<float>(at);
-            if (!std::isfinite(number) || number < 0) return false;
-        }
+        if (columns >> field & 1 && starts.columns[static_cast<size_t>(field)].size != count * 4) return false;
+    for (int64_t number = 0; number < count; number++) {
+        if (starts.columns[kTopTokens].word(number) || starts.columns[kBiasCounts].word(number) || !are_numbers(starts, number)) return false;
+        const int64_t greens = starts.columns[kWatermarkGreens].word(number);
+        if (starts.columns[kWatermarkDeltas].at<float>(number) > 0 && (greens == 0 || greens >= all_.columns)) return false;
     }
+    return has_room(starts, count, free);
+}
+
+bool SlotSampling::are_numbers(const Fields &starts, int64_t number) {
+    for (int field : {kTemperatures, kTopPs, kTypicalPs, kMinPs, kRepetitionPenalties, kWatermarkDeltas}) {
+        const auto one = starts.columns[static_cast<size_t>(field)].at<float>(number);
+        if (!std::isfinite(one) || one < 0) return false;
+    }
+    return std::isfinite(starts.columns[kFrequencyPenalties].at<float>(number)) &&
+           std::isfinite(starts.columns[kPresencePenalties].at<float>(number)) && starts.columns[kRepetitionPenalties].at<float>(number) != 0;
+}
+
+bool SlotSampling::is_penalized(const Fields &starts, int64_t number) {
+    return starts.columns[kRepetitionPenalties].at<float>(number) != 1 || starts.columns[kFrequencyPenalties].at<float>(number) != 0 ||
+           starts.columns[kPresencePenalties].at<float>(number) != 0;
+}
+
+bool SlotSampling::has_room(const Fields &starts, int64_t count, int64_t free) const {
+    const auto &columns = starts.columns;
+    int64_t history = 0, ends = 0, penalized = 0;
+    for (int64_t number = 0; number < count; number++) {
+        const int64_t held = columns[kEndCounts].word(number);
+        if (columns[kHistoryOutputs].word(number) > columns[kHistoryCounts].word(number) || held > of_.end_width ||
+            (held == 0) != (columns[kFirstEnds].word(number) == 0))
+            return false;
+        history += columns[kHistoryCounts].word(number), ends += held, penalized += is_penalized(starts, number);
+    }
+    if (penalized > free || columns[kHistory].size != history * 4 || columns[kEndTokens].size != ends * 4) return false;
+    for (const Bytes &list : {columns[kHistory], columns[kEndTokens]})
+        for (int64_t at = 0; at < list.words(); at++)
+            if (list.word(at) >= all_.columns) return false;
     return true;
 }
 
-void SlotSampling::start(const Fields &starts, int64_t number, int64_t slot) {
+void SlotSampling::release(int64_t slot) {
+    if (counts(slot)) of_.free_rows[(*of_.free_count)++] = of_.count_rows[slot];
+    of_.count_rows[slot] = -1, of_.bias_counts[slot] = 0;
+}
+
+void SlotSampling::start(const Fields &starts, const std::vector<int64_t> &slots) {
+    for (int64_t slot : slots) release(slot);
+    Start next = {0, 0, 0};
+    for (int64_t slot : slots) {
+        start(starts, next, slot);
+        next.first_history += starts.columns[kHistoryCounts].word(next.number);
+        next.first_end += starts.columns[kEndCounts].word(next.number);
+        next.number++;
+    }
+}
+
+void SlotSampling::start(const Fields &starts, const Start &start, int64_t slot) {
+    const int64_t number = start.number;
     const auto real = [&](int field) { return starts.columns[static_cast<size_t>(field)].at<float>(number); };
     of_.seeds[slot] = starts.columns[kSeeds].at<uint64_t>(number);
     of_.temperatures[slot] = real(kTemperatures);
@@ -57,10 +99,29 @@ void SlotSampling::start(const Fields &starts, int64_t number, int64_t slot) {
     of_.repetitions[slot] = real(kRepetitionPenalties);
     of_.frequencies[slot] = real(kFrequencyPenalties), of_.presences[slot] = real(kPresencePenalties);
     of_.watermark_deltas[slot] = real(kWatermarkDeltas), of_.watermark_greens[slot] = starts.columns[kWatermarkGreens].word(number);
-    of_.top_counts[slot] = of_.first_ends[slot] = 0;
-    const bool is_drawn = of_.temperatures[slot] > 0;
-    of_.are_simple[slot] = !(is_drawn && of_.typical_ps[slot] < 1);
+    of_.top_counts[slot] = 0;
+    of_.first_ends[slot] = starts.columns[kFirstEnds].word(number);
+    const bool is_drawn = of_.temperatures[slot] > 0, is_held = of_.first_ends[slot] > 0, is_counted = is_penalized(starts, number);
+    of_.are_simple[slot] = !(is_counted || is_held || of_.watermark_deltas[slot] > 0 || (is_drawn && of_.typical_ps[slot] < 1));
     of_.are_plain[slot] = of_.are_simple[slot] && !is_drawn;
+    if (is_counted) take_counts(starts, start, slot);
+    if (is_held) hold_back(starts, start, slot);
+}
+
+void SlotSampling::take_counts(const Fields &starts, const Start &start, int64_t slot) {
+    const int64_t row = of_.count_rows[slot] = of_.free_rows[--*of_.free_count];
+    int32_t *const prompt = of_.prompt_counts + row * all_.columns, *const output = of_.output_counts + row * all_.columns;
+    std::fill_n(prompt, all_.columns, 0), std::fill_n(output, all_.columns, 0);
+    const int64_t length = starts.columns[kHistoryCounts].word(start.number);
+    const int64_t prompt_length = length - starts.columns[kHistoryOutputs].word(start.number);
+    for (int64_t at = 0; at < length; at++) (at < prompt_length ? prompt : output)[starts.columns[kHistory].word(start.first_history + at)]++;
+}
+
+void SlotSampling::hold_back(const Fields &starts, const Start &start, int64_t slot) {
+    // To the full width the same once more.
+    const int64_t count = starts.columns[kEndCounts].word(start.number);
+    for (int64_t at = 0; at < of_.end_width; at++)
+        of_.end_tokens[slot * of_.end_width + at] = starts.columns[kEndTokens].word(start.first_end + at % count);
 }
 
 penstock_draws *SlotSampling::draws(const Plan &plan, const std::vector<int32_t> &masks, const std::vector<uint32_t> &words,
@@ -113,7 +174,7 @@ bool SlotSampling::lacks(int64_t sample) const {
 }
 
 void SlotSampling::count(int64_t slot, int64_t token) {
-    if (of_.count_rows[slot] >= 0) of_.output_counts[of_.count_rows[slot] * all_.columns + token]++;
+    if (counts(slot)) of_.output_counts[of_.count_rows[slot] * all_.columns + token]++;
 }
 
 }  // namespace penstock

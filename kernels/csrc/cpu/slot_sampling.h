@@ -16,13 +16,15 @@ class SlotSampling {
 public:
     explicit SlotSampling(penstock_run &all) : all_(all), of_(all.sampling) {}
 
-    // Whether so many sequences begin without penalties, biases, ends that are held back, watermarks and alternatives.
-    static bool is_usual(const Fields &starts, int64_t count);
-    // Whether a slot has counts or biases, which Python gives up when its sequence is over.
-    static bool holds_lists(const penstock_sampling &of, int64_t slot) { return of.count_rows[slot] >= 0 || of.bias_counts[slot] > 0; }
-
-    // Takes over what a slot's sequence is sampled with: one of `starts`, which are usual.
-    void start(const Fields &starts, int64_t number, int64_t slot);
+    // Whether so many sequences begin without biases and alternatives, and there is room for the lists of the others. `free`: rows of counts,
+    // with those of slots that the plan has end.
+    bool is_usual(const Fields &starts, int64_t count, int64_t free) const;
+    // Whether a slot has counts of its tokens.
+    bool counts(int64_t slot) const { return of_.count_rows[slot] >= 0; }
+    // Gives up what a slot has.
+    void release(int64_t slot);
+    // Takes over what the sequences of some slots, which were released, are sampled with: `starts` are usual.
+    void start(const Fields &starts, const std::vector<int64_t> &slots);
 
     // How the samples of a step are drawn that nothing but a mask, or nothing, has choose the likeliest token. Null: all are those.
     // `masks`: of each sample, as `RowMasks` has it.
@@ -34,6 +36,17 @@ public:
     void count(int64_t slot, int64_t token);
 
 private:
+    // How one begins, of its place in columns that have an entry of each, and in those that have lists.
+    struct Start {
+        int64_t number, first_history, first_end;
+    };
+
+    static bool are_numbers(const Fields &starts, int64_t number);
+    static bool is_penalized(const Fields &starts, int64_t number);
+    bool has_room(const Fields &starts, int64_t count, int64_t free) const;
+    void start(const Fields &starts, const Start &start, int64_t slot);
+    void take_counts(const Fields &starts, const Start &start, int64_t slot);
+    void hold_back(const Fields &starts, const Start &start, int64_t slot);
     void draw(const Plan &plan, int64_t sample, int32_t mask);
 
     penstock_run &all_;

@@ -158,6 +158,8 @@ class NativeSampler(SlotSampling):
             "are_simple": self.are_simple,
             "are_plain": self.are_plain,
             "count_rows": self.count_rows,
+            "free_rows": self.free_rows,
+            "free_count": self.free_count,
             "bias_counts": self._bias_counts,
             "bias_tokens": self._bias_tokens_at,
             "biases": self._biases_at,
@@ -366,9 +368,9 @@ class NativeSampler(SlotSampling):
         return made
 
     def _are_biased(self, slots: I64) -> Bools:
-        if not self.biases:
-            return np.zeros(len(slots), np.bool_)
-        return np.fromiter((slot in self.biases for slot in slots.tolist()), np.bool_, len(slots))
+        # `biases` may still have those of a sequence whose slot the CPU engine has given to another.
+        are_biased: Bools = self._bias_counts[slots] > 0
+        return are_biased
 
     def _list_biases(self, made: npt.NDArray[np.void], chosen: I64, is_biased: Bools) -> tuple[I64, F32]:
         """Tokens and biases of the rows that have some, which `made` is told of."""

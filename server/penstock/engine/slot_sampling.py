@@ -197,7 +197,8 @@ class SlotSampling(ABC):
         self.are_simple: Bools = np.zeros(max_slots, np.bool_)
         self.are_plain: Bools = np.zeros(max_slots, np.bool_)  # and greedy
         self._rows = 0  # of counts
-        self._free_rows: list[int] = []
+        self.free_rows: I64 = np.zeros(0, np.int64)  # of counts: the first `free_count`, (1,)
+        self.free_count: I64 = np.zeros(1, np.int64)
 
     def clear(self) -> None:
         """Forgets all slots."""
@@ -309,12 +310,15 @@ class SlotSampling(ABC):
         self.end_tokens[slot] = np.resize(tokens, self.end_tokens.shape[1])
 
     def _take_counts(self, slot: int, history: I64, outputs: int) -> None:
-        if not self._free_rows:
+        if self.free_count[0] == 0:
             more = max(self._rows, 4)
             self._add_rows(more)
-            self._free_rows = list(range(self._rows, self._rows + more))
+            self.free_rows = np.arange(self._rows + more)
+            self.free_rows[:more] += self._rows
             self._rows += more
-        row = self._free_rows.pop()
+            self.free_count[0] = more
+        self.free_count[0] -= 1
+        row = int(self.free_rows[self.free_count[0]])
         self.count_rows[slot] = row
         prompt = len(history) - outputs
         counts = (
@@ -324,5 +328,6 @@ class SlotSampling(ABC):
         self._set_counts(row, *counts)
 
     def _free_counts(self, slot: int) -> None:
-        self._free_rows.append(int(self.count_rows[slot]))
+        self.free_rows[self.free_count[0]] = self.count_rows[slot]
+        self.free_count[0] += 1
         self.count_rows[slot] = -1
