@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <string_view>
 #include <vector>
 
 namespace penstock {
