@@ -341,6 +341,40 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         lambda name: name,
         (),
     ),
+    # As inclusionAI publishes it: transformers saves outputs of both kinds of layers under one name.
+    "Ling 3.0 in its own repositories": (
+        "Ling 3.0",
+        lambda config: {
+            **config,
+            "architectures": ["BailingMoeV3ForCausalLM"],
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 6000000.0,
+                "rope_type": "default",
+            },
+            "no_kda_lora": True,
+            "gated_attention_proj_granularity_type": "head_wise",
+            "moe_shared_expert_intermediate_size": config["moe_intermediate_size"],
+            "score_function": "sigmoid",
+        },
+        lambda name: re.sub(r"(layers\.[013]\.attention\.)dense", r"\1o_proj", name),
+        ("model.layers.4.eh_proj.weight", "model.layers.4.attention.dense.weight"),
+    ),
+    # As Liquid AI publishes it: what the model's own code calls proportional is "default" there.
+    "LFM3 in its own repository": (
+        "LFM3",
+        lambda config: {
+            **config,
+            "rope_parameters": {
+                kind: {**rope, "rope_type": "default"} for kind, rope in config["rope_parameters"].items()
+            },
+        },
+        lambda name: name,
+        (),
+    ),
     "Kimi K2": (
         "DeepSeek V3",
         lambda config: {**config, "model_type": "kimi_k2"},
@@ -481,6 +515,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "each of 4 layers once",
     ),
     ("Kimi Linear", {"linear_attn_config": {"full_attn_layers": [9]}}, "full_attn_layers .* layers, 1 to 4"),
+    ("Ling 3.0", {"no_kda_lora": False}, "no_kda_lora is False"),
+    (
+        "Ling 3.0",
+        {"gated_attention_proj_granularity_type": "element_wise"},
+        "granularity_type is 'element_wise'",
+    ),
+    ("Ling 3.0", {"moe_shared_expert_intermediate_size": 7}, "moe_shared_expert_intermediate_size is 7"),
+    ("Ling 3.0", {"expert_swiglu_limit_list": [0, 7.0]}, "expert_swiglu_limit_list caps experts"),
+    (
+        "LFM3",
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "partial_rotary_factor": 0.5}}},
+        "rope_type is 'yarn'",
+    ),
     ("MiniMax-Text-01", {"layer_types": ["conv"] * 4}, "not full or linear attention for each layer"),
     ("MiniMax-Text-01", {"postnorm": False}, "postnorm is False"),
     ("MiniMax-Text-01", {"shared_intermediate_size": [8]}, "shared_intermediate_size is .8."),
@@ -599,6 +646,66 @@ def test_the_text_of_a_larger_model_is_the_text_model(whole: str, tmp_path: Path
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(around(FAMILIES[family])))
     torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+
+
+def test_queries_of_ling_3_may_be_of_low_rank(tmp_path: Path) -> None:
+    """Those of Ling-3.0-tiny are; transformers' class has none of these, and gets two matrices and a norm for its one."""
+    from safetensors.torch import load_file, save_file
+    from torch import nn
+    from transformers import AutoModelForCausalLM
+
+    config, rank = FAMILIES["Ling 3.0"], 12
+    folder = make(tmp_path, config)
+    prompt = ids(190, 3, 20)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tensors = load_file(folder / "model.safetensors")
+    for at, layer in enumerate(model.model.layers):
+        whole = tensors.get(f"model.layers.{at}.attention.q_proj.weight")
+        if not hasattr(layer.self_attn, "kv_a_proj_with_mqa") or whole is None:
+            continue
+        parts = (
+            nn.Linear(whole.shape[1], rank, bias=False),
+            nn.RMSNorm(rank, eps=1e-6),
+            nn.Linear(rank, whole.shape[0], bias=False),
+        )
+        layer.self_attn.q_proj = nn.Sequential(*parts)
+        del tensors[f"model.layers.{at}.attention.q_proj.weight"]
+        for name, part in zip(("q_a_proj", "q_a_layernorm", "q_b_proj"), parts, strict=True):
+            tensors[f"model.layers.{at}.attention.{name}.weight"] = part.state_dict()["weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config, "q_lora_rank": rank}))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_base_of_null_says_that_nothing_is_rotated() -> None:
+    """Of OLMo Hybrid: wherever it stands, as transformers reads it; without one the usual base is meant."""
+
+    def rotates(**changes: Any) -> bool:
+        plain = {name: value for name, value in FAMILIES["OLMo Hybrid"].items() if "rope" not in name}
+        read = read_config(plain | changes)
+        assert isinstance(read, DecoderConfig)
+        return any(layer.rope is not None for layer in read.layers)
+
+    assert not rotates(rope_theta=None)
+    assert not rotates(rope_parameters={"rope_type": "default", "rope_theta": None})
+    assert not rotates(
+        rope_parameters={"rope_type": None}
+    )  # as allenai/Olmo-Hybrid-7B has had it since May 2026
+    assert rotates(rope_parameters=None)  # as Olmo-Hybrid-Think-SFT-7B has it
+    assert rotates(rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+
+
+def test_the_last_layers_of_ling_3_attend_where_its_own_code_names_it() -> None:
+    def attends(architecture: str) -> list[int]:
+        config = FAMILIES["Ling 3.0"] | {"architectures": [architecture], "num_hidden_layers": 5}
+        read = read_config(config)
+        assert isinstance(read, DecoderConfig)
+        return [at for at, layer in enumerate(read.layers) if layer.attends]
+
+    assert attends("BailingHybridForCausalLM") == [2]
+    assert attends("BailingMoeV3ForCausalLM") == [2, 3, 4]
 
 
 def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) -> None:

@@ -28,6 +28,30 @@ class Quoted:
 
 SPARSE = [0] * 3 + [1] * 57  # layers of MiniMax M3
 KDA = [at for at in range(1, 27) if at % 4]
+LFM3_PERIOD = ["full_attention", "conv", "sliding_attention", "conv"]
+LING = {
+    "no_kda_lora": True,
+    "kda_safe_gate": True,
+    "kda_lower_bound": -5,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "head_dim": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 157184,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 6000000,
+    "rope_interleave": True,
+    "short_conv_kernel_size": 4,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+}
 GRANITE_4_H = [
     *["mamba"] * 5,
     *(["attention"] + ["mamba"] * 9) * 3,
@@ -36,6 +60,27 @@ GRANITE_4_H = [
 ]
 MINIMAX_BRANCHES = ("full_attention", "linear_attention", "mlp")
 NEMOTRON_NANO_2 = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+NEMOTRON_3 = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+NEMOTRON_BLOCKS = {"M": "mamba", "E": "moe", "*": "attention"}
+INKLING = {
+    "model_max_length": 1048576,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "d_rel": 16,
+    "rel_extent": 1024,
+    "log_scaling_n_floor": 128000,
+    "log_scaling_alpha": 0.1,
+    "dense_mlp_idx": 2,
+    "use_sconv": True,
+    "sconv_kernel_size": 4,
+    "swa_head_dim": 128,
+    "sliding_window_size": 512,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "vocab_size": 201024,
+    "unpadded_vocab_size": 200058,
+}
 QUOTED: dict[str, Quoted] = {
     # A Rust server's test of "a trimmed dots.llm1.inst config".
     "dots.llm1": Quoted(
@@ -382,7 +427,7 @@ QUOTED: dict[str, Quoted] = {
             "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
         },
     ),
-    # A loader's check of the 8-bit artifact's file, which has how many layers there are of each kind (23, 6 and 23), and not their order.
+    # A loader's check of the 8-bit artifact's file, and a planner's test, which has the layers ("from the Hub, 2026-09-28").
     "Nemotron 3.5 Lightning": Quoted(
         "nemotron_h",
         "NemotronHForCausalLM",
@@ -406,7 +451,7 @@ QUOTED: dict[str, Quoted] = {
             "num_nextn_predict_layers": 1,
             "mtp_layers_block_type": ["attention", "moe"],
             "max_position_embeddings": 262144,
-            "layers_block_type": ["mamba"] * 23 + ["attention"] * 6 + ["moe"] * 23,
+            "layers_block_type": [NEMOTRON_BLOCKS[letter] for letter in NEMOTRON_3],
         },
         of_class=("intermediate_size", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
     ),
@@ -667,28 +712,251 @@ QUOTED: dict[str, Quoted] = {
             "vocab_size": 256000,
         },
     ),
-    # A test of an engine's own Inkling ("public small checkpoint"), which shortens the list of layers with a window.
+    # Two tests, one of which has the text's part of both files "field by field".
+    "Inkling": Quoted(
+        "inkling_mm_model",
+        "InklingForConditionalGeneration",
+        {
+            **INKLING,
+            "hidden_size": 6144,
+            "num_hidden_layers": 66,
+            "num_attention_heads": 64,
+            "swa_num_attention_heads": 64,
+            "swa_num_key_value_heads": 16,
+            "local_layer_ids": [at for at in range(66) if at % 6 != 5],
+            "dense_intermediate_size": 24576,
+            "intermediate_size": 3072,
+        },
+        is_part=True,
+    ),
     "Inkling Small": Quoted(
         "inkling_mm_model",
         "InklingForConditionalGeneration",
         {
-            "model_max_length": 1048576,
+            **INKLING,
             "hidden_size": 4096,
             "num_hidden_layers": 42,
-            "vocab_size": 201024,
-            "unpadded_vocab_size": 200058,
             "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "local_layer_ids": [0, 1, 3],
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 6,
-            "n_shared_experts": 2,
-            "dense_mlp_idx": 2,
-            "use_sconv": True,
-            "sconv_kernel_size": 4,
+            "swa_num_attention_heads": 32,
+            "swa_num_key_value_heads": 8,
+            "local_layer_ids": [at for at in range(42) if at % 6 != 5],
+            "dense_intermediate_size": 16384,
+            "intermediate_size": 2048,
         },
         is_part=True,
+    ),
+    # The file as a registry of models shows it, but for its last lines, which are cut off there.
+    "LFM3 1.7B": Quoted(
+        "lfm3",
+        "Lfm3ForCausalLM",
+        {
+            "conv_L_cache": 7,
+            "conv_bias": False,
+            "head_dim": 128,
+            "hidden_size": 2048,
+            "intermediate_size": 7680,
+            "layer_types": ["conv", "conv", *LFM3_PERIOD * 5, "full_attention", "conv"],
+            "max_position_embeddings": 262144,
+            "norm_eps": 1e-05,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 4,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 1000000.0,
+                    "rope_type": "default",
+                },
+                "sliding_attention": {"rope_theta": 10000, "rope_type": "default"},
+            },
+            "sliding_window": 256,
+            "tie_word_embeddings": True,
+        },
+        of_class=("vocab_size",),
+    ),
+    # A page that a tool writes of the file of Olmo-Hybrid-7B says all but its feed-forward layers, positions and epsilon.
+    "OLMo Hybrid 7B": Quoted(
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
+        {
+            "hidden_size": 3840,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 30,
+            "num_key_value_heads": 30,
+            "vocab_size": 100352,
+            "tie_word_embeddings": False,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+            "linear_num_key_heads": 30,
+            "linear_num_value_heads": 30,
+            "linear_key_head_dim": 96,
+            "linear_value_head_dim": 192,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+            "rope_parameters": {"rope_type": None},
+        },
+        of_class=("intermediate_size", "max_position_embeddings", "rms_norm_eps"),
+    ),
+    # A Rust server's test of "the Ling-3.0-flash-int4 config facts".
+    "Ling 3.0 Flash": Quoted(
+        "bailing_hybrid",
+        "BailingMoeV3ForCausalLM",
+        {
+            **LING,
+            "num_hidden_layers": 42,
+            "hidden_size": 2560,
+            "first_k_dense_replace": 2,
+            "intermediate_size": 6144,
+            "num_attention_heads": 32,
+            "q_lora_rank": None,
+            "rotary_dim": 64,
+            "num_experts": 512,
+            "moe_intermediate_size": 768,
+            "moe_shared_expert_intermediate_size": 768,
+            "layer_group_size": 6,
+        },
+        of_class=("max_position_embeddings",),
+    ),
+    # A Swift library's test of "the Ling-3.0-tiny configuration".
+    "Ling 3.0 Tiny": Quoted(
+        "bailing_hybrid",
+        "BailingMoeV3ForCausalLM",
+        {
+            **LING,
+            "hidden_size": 1536,
+            "intermediate_size": 4608,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 131072,
+            "layer_group_size": 4,
+            "qk_head_dim": 192,
+            "q_lora_rank": 256,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 1,
+            "num_experts": 128,
+            "moe_intermediate_size": 512,
+            "moe_shared_expert_intermediate_size": 512,
+            "moe_router_enable_expert_bias": True,
+        },
+    ),
+    # An app's test has the file of Edge0-8B, a model of Ling 3.0's code, whole; here what the recipe could read of it.
+    "Edge0 8B": Quoted(
+        "bailing_hybrid",
+        "BailingMoeV3ForCausalLM",
+        {
+            **LING,
+            "expert_swiglu_limit_list": None,
+            "first_k_dense_replace": 1,
+            "group_norm_size": 1,
+            "hidden_act": "silu",
+            "hidden_size": 1536,
+            "intermediate_size": 4608,
+            "layer_group_size": 4,
+            "linear_silu": True,
+            "max_position_embeddings": 131072,
+            "moe_intermediate_size": 512,
+            "moe_router_enable_expert_bias": True,
+            "moe_shared_expert_intermediate_size": 512,
+            "num_attention_heads": 16,
+            "num_experts": 128,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 16,
+            "num_kv_heads_for_linear_attn": 0,
+            "num_nextn_predict_layers": 0,
+            "partial_rotary_factor": 0.5,
+            "q_lora_rank": 256,
+            "qk_head_dim": 192,
+            "rope_parameters": {
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 6000000,
+                "rope_type": "default",
+            },
+            "rotary_dim": 64,
+            "scale_router_input": False,
+            "score_function": "sigmoid",
+            "scoring_func": "sigmoid",
+            "share_expert_swiglu_limit_list": None,
+            "topk_method": "noaux_tc",
+            "up_proj_norm": False,
+            "use_bias": False,
+            "use_kda_lora": False,
+            "use_mla_nope": False,
+            "use_nGPT": False,
+            "use_qk_norm": True,
+            "use_qkv_bias": False,
+            "value_norm": False,
+        },
+    ),
+    # The file itself, as a search for documentation has it (ibm-fms/Bamba-9B-1.8T; that of Bamba-9B says the same).
+    "Bamba 9B": Quoted(
+        "bamba",
+        "BambaForCausalLM",
+        {
+            "attn_layer_indices": [9, 18, 27],
+            "attn_rotary_emb": 64,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "mamba_chunk_size": 256,
+            "mamba_conv_bias": True,
+            "mamba_d_conv": 4,
+            "mamba_d_head": 64,
+            "mamba_d_state": 128,
+            "mamba_dt_rank": 256,
+            "mamba_expand": 2,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_proj_bias": False,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_logits_to_keep": 1,
+            "rms_norm_eps": 1e-05,
+            "tie_word_embeddings": False,
+            "use_mamba_kernels": True,
+            "vocab_size": 128256,
+        },
+    ),
+    # The file of a model that was trained on from it (MerlinSafety/HybridIntelligence-0.5B), with all factors.
+    "Falcon-H1 0.5B": Quoted(
+        "falcon_h1",
+        "FalconH1ForCausalLM",
+        {
+            "attention_bias": False,
+            "attention_in_multiplier": 1.0,
+            "attention_out_multiplier": 0.9375,
+            "attn_layer_indices": None,
+            "embedding_multiplier": 5.656854249492381,
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "key_multiplier": 0.39062499999999994,
+            "lm_head_multiplier": 0.0390625,
+            "mamba_chunk_size": 128,
+            "mamba_conv_bias": True,
+            "mamba_d_conv": 4,
+            "mamba_d_head": 64,
+            "mamba_d_ssm": 1536,
+            "mamba_d_state": 128,
+            "mamba_expand": 2,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 24,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": False,
+            "mamba_rms_norm": False,
+            "mamba_use_mlp": True,
+            "max_position_embeddings": 16384,
+            "mlp_bias": False,
+            "mlp_expansion_factor": 8,
+            "mlp_multipliers": [0.8838834764831844, 0.5859375],
+            "num_attention_heads": 8,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 2,
+            "projectors_bias": False,
+            "rms_norm_eps": 1e-05,
+            "rope_parameters": {"rope_theta": 100000000000.0, "rope_type": "default"},
+        },
+        of_class=("vocab_size", "ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier"),
     ),
     # Tests of Megatron Bridge.
     "MiMo 7B": Quoted(
@@ -747,9 +1015,8 @@ def experts(read: DecoderConfig) -> Any:
     return next(layer.experts for layer in read.layers if layer.experts is not None)
 
 
-@pytest.mark.tail
-@pytest.mark.parametrize("model", QUOTED)
-def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
+def read_of(model: str) -> DecoderConfig:
+    """What its recipe reads, with what the class says of the rest."""
     quoted = QUOTED[model]
     stated: dict[str, Any] = {}
     if quoted.of_class:
@@ -760,6 +1027,13 @@ def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
     whole = {"text_config": whole} if quoted.is_part else whole
     read = read_config({**whole, "model_type": quoted.model_type, "architectures": [quoted.architecture]})
     assert isinstance(read, DecoderConfig)
+    return read
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("model", QUOTED)
+def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
+    quoted, read = QUOTED[model], read_of(model)
     # Sizes that are another number here: of compressed keys, of no experts, and of Inkling, whose rows without a token are left out and
     # whose experts for every token are counted with the others.
     others = {
@@ -780,43 +1054,59 @@ def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
 def test_what_is_quoted_of_layers_is_read() -> None:
     """Which layers of published files attend, to what, and which keep a state."""
 
-    def read(model: str) -> DecoderConfig:
-        quoted = QUOTED[model]
-        text = {"text_config": quoted.text} if quoted.is_part else quoted.text
-        found = read_config({**text, "model_type": quoted.model_type, "architectures": [quoted.architecture]})
-        assert isinstance(found, DecoderConfig)
-        return found
-
-    kimi = read("Kimi Linear 48B")
+    kimi = read_of("Kimi Linear 48B")
     assert [at for at, layer in enumerate(kimi.layers, 1) if layer.recurrent is not None] == KDA
     assert kimi.latent is not None and kimi.latent.rope_dim == 64
     assert not any(layer.rope for layer in kimi.layers)
-    m3 = read("MiniMax M3")
+    m3 = read_of("MiniMax M3")
     assert m3.index is not None and (m3.index.block, m3.index.most) == (128, 16)
     assert [layer.experts is not None for layer in m3.layers] == [frequency == 1 for frequency in SPARSE]
-    e2b = read("Gemma 4 E2B")
+    e2b = read_of("Gemma 4 E2B")
     assert [layer.keys_of for layer in e2b.layers[15:20]] == [13, 13, 13, 13, 14]
     assert [layer.feed_forward for layer in e2b.layers] == ([6144] * 15 + [12288] * 20)
-    lfm2 = read("LFM2 350M")
+    lfm2 = read_of("LFM2 350M")
     assert lfm2.feed_forward == 4608
-    granite = read("Granite 4.0 H Tiny")
+    granite = read_of("Granite 4.0 H Tiny")
     assert [at for at, layer in enumerate(granite.layers) if layer.attends] == [5, 15, 25, 35]
     assert all(layer.experts is not None for layer in granite.layers)
-    assert not any(layer.experts is not None for layer in read("Granite 4.0 H 1B").layers)
-    jamba = read("Jamba 1.5 Mini")
+    assert not any(layer.experts is not None for layer in read_of("Granite 4.0 H 1B").layers)
+    jamba = read_of("Jamba 1.5 Mini")
     assert [at for at, layer in enumerate(jamba.layers) if layer.attends] == [4, 12, 20, 28]
     assert [layer.experts is not None for layer in jamba.layers] == [False, True] * 16
-    minimax = read("MiniMax-Text-01")
+    minimax = read_of("MiniMax-Text-01")
     assert [at for at, layer in enumerate(minimax.layers) if layer.attends] == list(range(7, 80, 8))
     assert minimax.residual_factors == ((3.5565588200778455, 1.0),) * 3
     assert minimax.ropes[0].head_dim == 64
-    nemotron = read("Nemotron Nano 9B v2")
+    nemotron = read_of("Nemotron Nano 9B v2")
     assert [layer.attends for layer in nemotron.layers] == [kind == "*" for kind in NEMOTRON_NANO_2]
-    gemma = read("RecurrentGemma 2B")
+    gemma = read_of("RecurrentGemma 2B")
     assert [at for at, layer in enumerate(gemma.layers) if layer.attends] == list(range(2, 26, 3))
-    inkling = read("Inkling Small")
-    assert [at for at, layer in enumerate(inkling.layers) if layer.window is not None] == [0, 1, 3]
-    assert [at for at, layer in enumerate(inkling.layers) if layer.experts is None] == [0, 1]
-    v32 = read("DeepSeek V3.2")
+    lightning = read_of("Nemotron 3.5 Lightning")
+    assert [layer.attends for layer in lightning.layers] == [kind == "*" for kind in NEMOTRON_3]
+    assert [layer.experts is not None for layer in lightning.layers] == [kind == "E" for kind in NEMOTRON_3]
+    for model, width, experts_width in (("Inkling", 24576, 3072), ("Inkling Small", 16384, 2048)):
+        inkling = read_of(model)
+        assert [at for at, layer in enumerate(inkling.layers) if layer.window is None] == list(
+            range(5, inkling.num_layers, 6)
+        )
+        assert [at for at, layer in enumerate(inkling.layers) if layer.experts is None] == [0, 1]
+        assert inkling.feed_forward == width and experts(inkling).width == experts_width
+    lfm3 = read_of("LFM3 1.7B")
+    assert [at for at, layer in enumerate(lfm3.layers) if layer.recurrent is None] == list(range(2, 24, 2))
+    assert [at for at, layer in enumerate(lfm3.layers) if layer.window is not None] == list(range(4, 24, 4))
+    assert [(rope.head_dim, rope.theta) for rope in lfm3.ropes] == [(64, 1000.0), (128, 10000.0)]
+    olmo = read_of("OLMo Hybrid 7B")
+    assert [at for at, layer in enumerate(olmo.layers) if layer.attends] == list(range(3, 32, 4))
+    assert not olmo.ropes
+    for model, every in (("Ling 3.0 Flash", 6), ("Ling 3.0 Tiny", 4), ("Edge0 8B", 4)):
+        ling = read_of(model)
+        assert [at for at, layer in enumerate(ling.layers) if layer.attends] == list(
+            range(every - 1, ling.num_layers, every)
+        )
+        assert ling.ropes[0].head_dim == 64
+    bamba = read_of("Bamba 9B")
+    assert [at for at, layer in enumerate(bamba.layers) if layer.attends] == [9, 18, 27]
+    assert bamba.ropes[0].head_dim == 64 and bamba.max_positions == 262144
+    v32 = read_of("DeepSeek V3.2")
     assert v32.latent is not None and v32.latent.index is not None
     assert (v32.latent.index.heads, v32.latent.index.head_dim, v32.latent.index.most) == (64, 128, 2048)

@@ -12,6 +12,7 @@ RECIPES = {
     "AriaTextForCausalLM": "aria",
     "AyaVisionForConditionalGeneration": "vision_language",
     "BailingHybridForCausalLM": "bailing_hybrid",
+    "BailingMoeV3ForCausalLM": "bailing_hybrid",
     "BambaForCausalLM": "bamba",
     "BartForConditionalGeneration": "bart",
     "BlenderbotForConditionalGeneration": "bart",

@@ -9,6 +9,7 @@ NAMES = {
     "AriaTextForCausalLM": "Aria",
     "AyaVisionForConditionalGeneration": "Aya Vision",
     "BailingHybridForCausalLM": "Ling 3.0",
+    "BailingMoeV3ForCausalLM": "Ling 3.0",
     "BambaForCausalLM": "Bamba",
     "BartForConditionalGeneration": "BART",
     "BlenderbotForConditionalGeneration": "Blenderbot",

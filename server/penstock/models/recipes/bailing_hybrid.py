@@ -1,10 +1,14 @@
 """Ling 3.0 (Bailing hybrid): Kimi Linear's layers with gates of whole matrices and bounded decays, and latent attention with
 positions and a gate for each head.
+
+Sources: transformers 5.23 (bailing_hybrid); for what the published files have besides (BailingMoeV3ForCausalLM), vLLM's
+bailing_moe_v3 and the config.json of Edge0-8B, which integration-tests/parity/test_quoted_configs.py quotes.
 """
 
 from dataclasses import replace
 from typing import Any
 
+from penstock.errors import UnusableModel
 from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
 from penstock.models.config import DecoderConfig, OutputGate
 from penstock.models.decoder import FeedForward
@@ -13,6 +17,17 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import deepseek, kimi_linear
 from penstock.models.recipes.fields import Fields
 from penstock.models.recurrent_config import ChannelDeltaConfig
+
+# Choices of the published code, and what is served of each.
+SERVED = {
+    "no_kda_lora": True,
+    "use_kda_lora": False,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    **dict.fromkeys(("use_bias", "use_qkv_bias", "use_mla_nope", "use_nGPT"), False),
+    **dict.fromkeys(("value_norm", "up_proj_norm", "scale_router_input"), False),
+}
 
 
 def keys(config: dict[str, Any]) -> CheckpointKeys:
@@ -32,13 +47,27 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
+    for name, served in SERVED.items():
+        fields.refuse(name, served)
+    fields.refuse("moe_shared_expert_intermediate_size", config.get("moe_intermediate_size"))
+    for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+        if any(config.get(name) or ()):
+            raise UnusableModel(f"config.json: {name} caps experts, which is not supported")
+    # The rotary width is qk_rope_head_dim; the share of a head that some files have beside it changes nothing.
+    rope = {**fields.part("rope_parameters").config}
+    rope.pop("partial_rotary_factor", None)
+    whole = {"rope_parameters": rope or None, "partial_rotary_factor": None}
     named = {ours: config[theirs] for ours, theirs in kimi_linear.NAMES.items() if theirs in config}
     defaults = {"routed_scaling_factor": 2.5, "rope_theta": 6_000_000.0, "rms_norm_eps": 1e-6}
     ours = {"model_type": "deepseek_v3", "qkv_bias": None, "rope_interleave": True}
-    read = deepseek.read_config({**defaults, **config, **named, **ours})
+    read = deepseek.read_config({**defaults, **config, **named, **ours, **whole})
     every = fields.count("layer_group_size", default=6)
+    # Layers behind the last whole group attend in the published code, and are recurrent in transformers' class.
+    published = "BailingMoeV3ForCausalLM" in (config.get("architectures") or ())
+    grouped = read.num_layers // every * every if published else read.num_layers
     default = [
-        "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(read.num_layers)
+        "full_attention" if (i + 1) % every == 0 or i >= grouped else "linear_attention"
+        for i in range(read.num_layers)
     ]
     kinds = fields.layer_kinds(read.num_layers, default)
     recurrent = [kind != "full_attention" for kind in kinds]

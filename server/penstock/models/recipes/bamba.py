@@ -25,7 +25,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     # Half of each head is rotated, whatever the file says.
     rope = fields.part("rope_parameters").config
     half = {"partial_rotary_factor": 0.5}
-    read = llama.read_config({**config, **half, "rope_parameters": {**rope, **half} if rope else None})
+    positions = {"max_position_embeddings": 262_144}  # of transformers' class: published files have none
+    read = llama.read_config(
+        {**positions, **config, **half, "rope_parameters": {**rope, **half} if rope else None}
+    )
     indices = config.get("attn_layer_indices") or []
     kinds = ["full_attention" if i in indices else "linear_attention" for i in range(read.num_layers)]
     return with_kinds(read, kinds, read_mamba2(fields, read.width))

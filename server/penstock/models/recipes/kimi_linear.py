@@ -125,6 +125,8 @@ class KimiLoader(deepseek.DeepseekLoader):
         parts.append((at + "b_proj", mixer.heads, [mine]))
         rate_bias = numbers(self, at + "dt_bias", (total,), rows)
         shape = (1, 1, mixer.heads, 1) if mixer.low_rank else (mixer.heads,)
+        # transformers saves it under the name that latent attention's has.
+        last = "o_proj" if self.checkpoint.has(f"{at}o_proj.weight") else self.last
         log_decay = numbers(self, at + "A_log", shape).flatten()[mine.start : mine.stop]
         return ChannelDelta(
             mixer,
@@ -136,7 +138,7 @@ class KimiLoader(deepseek.DeepseekLoader):
             log_decay.clone(),
             rate_bias.view(len(mine), size),
             numbers(self, at + "o_norm.weight", (size,)),
-            self.row_parallel(at + self.last, size, mine, mixer.heads, self.config.width, False),
+            self.row_parallel(at + last, size, mine, mixer.heads, self.config.width, False),
         )
 
 

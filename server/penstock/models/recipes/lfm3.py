@@ -61,15 +61,20 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 def rope_of(config: dict[str, Any], kind: str, read: DecoderConfig) -> RopeConfig:
     """The rotary table of a kind of layers. Proportional ones turn the first planes of a whole head: here those are a part by
     themselves, and their base is such that they turn as fast.
+
+    The published LFM3-1.7B calls its half-turned heads "default". Liquid AI's code and NVIDIA's NeMo AutoModel (documentation of
+    lfm3.config) read that as proportional, which the model was trained with; transformers 5.23 turns the whole head.
     """
     usual: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
     if kind == "full_attention":
         usual = {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}
     given = Fields(Fields(config).part("rope_parameters").config).part(kind).config or usual
-    if given.get("rope_type") != "proportional":
-        return read_rope({"rope_parameters": given}, read.head_dim, read.max_positions)
     fields = Fields(given)
-    planes = int(fields.number("partial_rotary_factor", default=1.0) * read.head_dim // 2)
+    turned = fields.number("partial_rotary_factor", default=1.0)
+    if given.get("rope_type") != "proportional" and turned == 1.0:
+        return read_rope({"rope_parameters": given}, read.head_dim, read.max_positions)
+    fields.refuse("rope_type", "proportional", "default")
+    planes = int(turned * read.head_dim // 2)
     share = 2 * planes / read.head_dim
     theta = fields.number("rope_theta", default=1_000_000.0) ** share
     plain = {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share}

@@ -53,7 +53,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     )
     rope = fields.part("rope_parameters").config
     # A base of null says that nothing is rotated; none at all, that the usual one is meant.
-    rotates = not rope or rope.get("rope_theta") is not None
+    given = rope or config
+    rotates = given.get("rope_theta", None if rope else "the usual") is not None
     return read if rotates else read.with_layers(rope=[None for _ in layers])
 
 
