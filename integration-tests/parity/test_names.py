@@ -363,6 +363,18 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         lambda name: re.sub(r"(layers\.[013]\.attention\.)dense", r"\1o_proj", name),
         ("model.layers.4.eh_proj.weight", "model.layers.4.attention.dense.weight"),
     ),
+    # The name that conversions of Qwen3.8-Flash-Next have, and vLLM.
+    "Qwen3.8-Flash-Next": (
+        "Qwen 4",
+        lambda config: {
+            "architectures": ["Qwen3_8FlashNextForConditionalGeneration"],
+            "model_type": "qwen3_8_flash_next",
+            "text_config": {**config, "model_type": "qwen3_8_flash_next_text"},
+            "vision_config": {},
+        },
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.visual.a.weight", "mtp.b.weight"),
+    ),
     # As Liquid AI publishes it: what the model's own code calls proportional is "default" there.
     "LFM3 in its own repository": (
         "LFM3",

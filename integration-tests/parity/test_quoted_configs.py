@@ -60,6 +60,7 @@ GRANITE_4_H = [
 ]
 MINIMAX_BRANCHES = ("full_attention", "linear_attention", "mlp")
 NEMOTRON_NANO_2 = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+V4_RATES = [0, 0, *[4, 128] * 20, 4, 0]  # the last is of the layer that predicts further tokens
 NEMOTRON_3 = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 NEMOTRON_BLOCKS = {"M": "mamba", "E": "moe", "*": "attention"}
 INKLING = {
@@ -185,7 +186,7 @@ QUOTED: dict[str, Quoted] = {
         },
         is_part=True,
     ),
-    # A benchmark's test (with four layers) and a server's (which has 43).
+    # A benchmark's test (with four layers), a server's (which has 43), and another server's, which has the file whole.
     "DeepSeek V4 Flash": Quoted(
         "deepseek_v4",
         "DeepseekV4ForCausalLM",
@@ -214,13 +215,110 @@ QUOTED: dict[str, Quoted] = {
             "hc_sinkhorn_iters": 20,
             "hc_eps": 1e-6,
             "num_hash_layers": 3,
+            "num_nextn_predict_layers": 1,
+            "sliding_window": 128,
             "swiglu_limit": 10.0,
             "vocab_size": 129280,
             "max_position_embeddings": 1048576,
             "rms_norm_eps": 1e-6,
             "rope_theta": 10000,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 16,
+                "original_max_position_embeddings": 65536,
+                "type": "yarn",
+            },
+            "compress_rope_theta": 160000,
+            "compress_ratios": V4_RATES,
+            "tie_word_embeddings": False,
         },
-        of_class=("compress_ratios", "layer_types", "mlp_layer_types"),
+    ),
+    # A trainer's test of the file, in the words of its first name, and a server's command with the text's part of it.
+    "Qwen3.8-Flash-Next": Quoted(
+        "qwen3_8_flash_next",
+        "Qwen3_8FlashNextForConditionalGeneration",
+        {
+            "model_type": "qwen3_8_flash_next_text",
+            "attention_bias": False,
+            "eos_token_id": 248044,
+            "full_attention_interval": 4,
+            "hc_count": 4,
+            "hc_lowrank": 320,
+            "head_dim": 256,
+            "heads_per_ngram": 8,
+            "hidden_act": "silu",
+            "hidden_size": 2560,
+            "indexer_budget": 2048,
+            "indexer_compress_ratio": 4,
+            "indexer_head_dim": 128,
+            "indexer_kv_heads": 1,
+            "indexer_n_heads": 4,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 12,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 48,
+            "linear_value_head_dim": 128,
+            "make_ngram_vocab_size_divisible_by": 128,
+            "max_position_embeddings": 262144,
+            "moe_intermediate_size": 640,
+            "mtp": {"hybrid": True, "layer_types": ["full_attention"], "num_hidden_layers": 1},
+            "mtp_num_hidden_layers": 1,
+            "ngram_size": 3,
+            "ngram_vocab_size_base": 20000000,
+            "num_attention_heads": 24,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "output_gate_type": "sigmoid",
+            "partial_rotary_factor": 0.25,
+            "ple_conv_kernel_size": 4,
+            "ple_embed_dim": 2560,
+            "ple_layer_ids": [2],
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 10000000,
+                "rope_type": "default",
+            },
+            "shared_expert_intermediate_size": 640,
+            "split_ngram_parts": 128,
+            "tie_word_embeddings": False,
+            "vocab_size": 248320,
+        },
+        is_part=True,
+    ),
+    # A runtime's test; of the rotation, which it leaves out, the recipe's own defaults.
+    "Laguna XS 2.1": Quoted(
+        "laguna",
+        "LagunaForCausalLM",
+        {
+            "vocab_size": 100352,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "sliding_window": 512,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "mlp_only_layers": [0],
+            "moe_routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+            "gating": "per-head",
+            "max_position_embeddings": 262144,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3] * 10,
+            "mlp_layer_types": ["dense", *["sparse"] * 39],
+            "num_attention_heads_per_layer": [48, 64, 64, 64] * 10,
+        },
     ),
     # The same benchmark's, and a trainer's, which has 61 layers, three of them dense.
     "DeepSeek V3.2": Quoted(
@@ -1037,7 +1135,7 @@ def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
     # Sizes that are another number here: of compressed keys, of no experts, and of Inkling, whose rows without a token are left out and
     # whose experts for every token are counted with the others.
     others = {
-        **dict.fromkeys(("q_lora_rank", "rope_theta") if any(read.compressed) else ()),
+        **dict.fromkeys(("q_lora_rank", "rope_theta", "sliding_window") if any(read.compressed) else ()),
         **dict.fromkeys(("num_local_experts", "num_experts_per_tok") if not has_experts(read) else ()),
         **(
             {"vocab_size": 200058, "num_experts_per_tok": 8, "n_routed_experts": 258}
@@ -1081,6 +1179,13 @@ def test_what_is_quoted_of_layers_is_read() -> None:
     assert [layer.attends for layer in nemotron.layers] == [kind == "*" for kind in NEMOTRON_NANO_2]
     gemma = read_of("RecurrentGemma 2B")
     assert [at for at, layer in enumerate(gemma.layers) if layer.attends] == list(range(2, 26, 3))
+    v4 = read_of("DeepSeek V4 Flash")
+    rates = [one.compression.rate if one is not None and one.compression else 0 for one in v4.compressed]
+    assert rates == V4_RATES[:-1] and {one.window for one in v4.compressed if one is not None} == {128}
+    qwen4 = read_of("Qwen3.8-Flash-Next")
+    assert [at for at, layer in enumerate(qwen4.layers) if layer.attends] == list(range(3, 48, 4))
+    laguna = read_of("Laguna XS 2.1")
+    assert [at for at, layer in enumerate(laguna.layers) if layer.window is None] == list(range(0, 40, 4))
     lightning = read_of("Nemotron 3.5 Lightning")
     assert [layer.attends for layer in lightning.layers] == [kind == "*" for kind in NEMOTRON_3]
     assert [layer.experts is not None for layer in lightning.layers] == [kind == "E" for kind in NEMOTRON_3]
