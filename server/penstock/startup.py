@@ -172,8 +172,18 @@ def _loaded(
 
     from penstock.loading.device import DTYPES, device_of
 
-    folder, dtype = arguments.model_dir, DTYPES[named]
-    device = device_of(arguments.device, arguments.rank)
+    folder, device = arguments.model_dir, device_of(arguments.device, arguments.rank)
+    if device.type == "cuda":
+        from penstock.models import native_choice
+
+        how = (arguments.dtype, arguments.quantize or "", arguments.model_impl)
+        published, named = named, native_choice.dtype_on_gpu(config, named, *how)
+        if published != named and arguments.rank == 0:
+            log(
+                "WARN",
+                f"{published} is served in {named}, as weights of 4 bits are on a GPU; --quantize none has all in {published}",
+            )
+    dtype = DTYPES[named]
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(threads_of(arguments.threads))

@@ -35,6 +35,7 @@ except NoCpuEngine:
     ENGINE = None
 
 DEVICE_ = torch.device(DEVICE)
+REAL_PUBLISHED, REAL_QUANTIZER = native_choice.published, native_choice.quantizer
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "torch_dtype": "bfloat16"}
 
 
@@ -216,3 +217,30 @@ def test_what_cannot_be_quantized_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     shape = recipes.read_config(dense)
     taken = native_choice.quantizer(shape, torch.bfloat16, gpu, None, "int4-g64-zp", True)  # type: ignore[arg-type]
     assert taken == DeviceQuantizer(gpu, 4, 64, True, True)
+
+
+def test_what_is_published_in_4_bits_is_served_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most are published beside fp16, which no kernel has with them."""
+    folder, _ = written(tmp_path, "awq", 64)
+    config = json.loads((folder / "config.json").read_text())
+    dense = {key: value for key, value in config.items() if key != "quantization_config"}
+
+    def served(config: dict[str, Any], asked: str = "auto", quantize: str = "", how: str = "auto") -> str:
+        return native_choice.dtype_on_gpu(config, "float16", asked, quantize, how)
+
+    assert served(config) == "bfloat16"
+    assert served(config, asked="float16") == served(config, quantize="none") == "float16"
+    assert served(config, how="transformers") == served(dense) == "float16"
+    mixed = json.loads((gpt_oss(tmp_path / "experts")[0] / "config.json").read_text())
+    assert served(mixed) == "float16"
+    # Where there are no kernels, numbers are better.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(native_choice, "no_gpu_kernels", lambda: "PENSTOCK_GPU_KERNELS=none")
+    assert served(config) == "float16"
+    shape = recipes.read_config(config)
+    gpu = torch.device("cuda")
+    assert REAL_PUBLISHED(config, shape, torch.bfloat16, gpu, None) is None  # type: ignore[arg-type]
+    with pytest.raises(UnusableModel, match="there are none: PENSTOCK_GPU_KERNELS=none"):
+        REAL_QUANTIZER(shape, torch.bfloat16, gpu, None, "int8", False)  # type: ignore[arg-type]

@@ -128,6 +128,13 @@ def examine(folder: Path, question: Question) -> Report:
             named = dtype_name(config, "bfloat16" if is_free else question.dtype)
             if device is not None and device.type == "cpu":
                 named = served_dtype(config, named, question, report)
+            elif device is not None:
+                how = (question.dtype, question.quantize, question.implementation)
+                published, named = named, native_choice.dtype_on_gpu(config, named, *how)
+                if published != named:
+                    report.warnings.append(
+                        f"{published} is served in {named}, as weights of 4 bits are on a GPU"
+                    )
             dtype = tensors.as_dtype(named)
             report.dtype = str(dtype)
     except UnusableModel as error:

@@ -20,6 +20,7 @@ from penstock.models.recorder import undivided, unknown_choice
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
+from penstock_kernels.gpu.choice import why_not as no_gpu_kernels
 from penstock_kernels.program import GROUPED, MOST_BYTE_INPUTS, Format
 
 
@@ -109,7 +110,7 @@ def quantizer(
     with its weights quantized: on a CPU all but the engine, and on a GPU what `_unquantized` says.
     """
     if device.type == "cuda":
-        why = _unquantized(shape, dtype)
+        why = _unquantized(shape, dtype) or _without_kernels()
         if why is not None:
             raise UnusableModel(f"--quantize {quantize}: on a GPU {why}")
         return DeviceQuantizer(device, *DEVICE_FORMATS[quantize], head)
@@ -140,6 +141,8 @@ def published(
     if named is None or shape is None:
         return None
     if device.type == "cuda" and named != quantization.FP4 and _unquantized(shape, dtype) is None:
+        if _without_kernels() is not None:
+            return None
         try:
             found = Published(Format[named.upper()], cpu_engine.instruction_set(), threads_of(threads))
         except (NoCpuEngine, WrongInstructionSet):
@@ -169,6 +172,29 @@ def _unquantized(shape: ModelConfig | None, dtype: Any) -> str | None:
     if any(layer.experts is not None for layer in shape.layers):
         return "experts are not quantized"
     return None
+
+
+def dtype_on_gpu(config: dict[str, Any], named: str, asked: str, quantize: str, implementation: str) -> str:
+    """What a GPU serves a checkpoint in whose dtype is `named`, with --dtype `asked`: bfloat16 where weights of 4 bits stay that. Those are mostly
+    published beside fp16.
+    """
+    is_free = (
+        asked == "auto" and not quantize and quantization.published(config) not in (None, quantization.FP4)
+    )
+    if not is_free or uses_fallback(config, implementation):
+        return named
+    stays = _unquantized(recipes.read_config(config), "bfloat16") is None and _without_kernels() is None
+    return "bfloat16" if stays else named
+
+
+def _without_kernels() -> str | None:
+    """Why this process' GPU would not compute with quantized weights; None: it would, or there is none to be asked."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    why = no_gpu_kernels()
+    return None if why is None else f"kernels alone compute with quantized weights, and there are none: {why}"
 
 
 def _widest(shape: DecoderConfig | EncoderDecoderConfig) -> int:
