@@ -1,5 +1,5 @@
 """Many short requests: N clients, each asks for a text of some tokens and, when it has it, for the next one, so that rows of steps begin and
-end all the time. Tokens a second that were answered, of Penstock and of other servers, in turns.
+end all the time. Tokens a second, until the last of them has its answer, of Penstock and of other servers, in turns.
 
     .venv/bin/python benchmarks/short_requests.py [--clients 1,8,32] [--seconds 3] [--rounds 5] [--tokens 60-100] [--model DIR]
         [--parameters '{"temperature": 0.8}'] [--server 'name=COMMAND with {port}']... [-- FLAGS OF PENSTOCK]
@@ -41,7 +41,7 @@ class Client:
         self.answered = 0
 
     async def run(self, until: float) -> None:
-        """Counts tokens of what is answered in time."""
+        """Asks until then, and counts tokens of what is answered."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         while time.perf_counter() < until:
             prompt = " ".join(self._random.choices(WORDS, k=self._random.randint(10, 40)))
@@ -54,17 +54,16 @@ class Client:
             answer = await reader.readexactly(length)
             if " 200 " not in said.splitlines()[0]:
                 raise RuntimeError(answer[:300].decode(errors="replace"))
-            if time.perf_counter() < until:
-                self.answered += json.loads(answer)["usage"]["completion_tokens"]
+            self.answered += json.loads(answer)["usage"]["completion_tokens"]
         writer.close()
 
 
 async def load(port: int, clients: int, seconds: float, seed: int, tokens: range, parameters: Any) -> float:
-    """Tokens a second."""
+    """Tokens a second, until the last answer."""
     everyone = [Client(port, 1000 * seed + number, tokens, parameters) for number in range(clients)]
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(client.run(until) for client in everyone))
-    return sum(client.answered for client in everyone) / seconds
+    began = time.perf_counter()
+    await asyncio.gather(*(client.run(began + seconds) for client in everyone))
+    return sum(client.answered for client in everyone) / (time.perf_counter() - began)
 
 
 @contextlib.contextmanager
