@@ -127,12 +127,17 @@ def penstock(*flags: str, wait: bool = True, env: dict[str, str] | None = None) 
             server.wait_ready()
         yield server
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Asks a server to end, and makes it where it does not."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def spread(values: list[float], unit: str = "") -> str:

@@ -16,7 +16,6 @@ import contextlib
 import json
 import random
 import shlex
-import signal
 import statistics
 import subprocess
 import time
@@ -25,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from running_server import free_port, penstock, processor
+from running_server import end, free_port, penstock, processor
 from throughput import SHIPPED
 
 WORDS = (Path(__file__).parent.parent / "docs" / "http.md").read_text().split()
@@ -73,22 +72,17 @@ def other(name: str, command: str) -> Iterator[int]:
     with Path(f"/tmp/short-requests-{name}.log").open("wb") as log:
         process = subprocess.Popen(shlex.split(command.format(port=port)), stdout=log, stderr=log)
     try:
-        end = time.perf_counter() + START_SECONDS
+        latest = time.perf_counter() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
-            if process.poll() is not None or time.perf_counter() > end:
+            if process.poll() is not None or time.perf_counter() > latest:
                 raise RuntimeError(f"{name} did not start; see {log.name}")
             time.sleep(0.1)
         yield port
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def main() -> None:

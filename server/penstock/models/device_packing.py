@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.layers.linear import Embedding, Linear
+from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Ends, Experts, Layer
@@ -72,25 +72,16 @@ class DeviceQuantizer:
             feed_forward = feed_forward.shared
         if feed_forward is not None:
             linears += [feed_forward.up, feed_forward.out]
-        self.take_matrices(linears, None, checkpoint)
+        for linear in linears:
+            self._take(linear, checkpoint)
         if not checkpoint.is_rehearsal:
             layer.to_torch(self.device)
 
-    def take_matrices(self, linears: list[Linear], halves: Linear | None, checkpoint: Checkpoint) -> None:
-        """Quantizes these."""
-        del halves
-        for linear in linears:
-            self._take(linear, checkpoint)
-
     def take_ends(self, ends: Ends, checkpoint: Checkpoint) -> None:
-        """Quantizes the head, where that is asked for."""
-        if ends.head is not None and ends.embedding is not None:
-            self.take_head(ends.head, ends.embedding, checkpoint)
-
-    def take_head(self, head: Linear, embedding: Embedding, checkpoint: Checkpoint) -> None:
-        """The same. A table that is the head's and the embedding's stays as it is beside it."""
-        if self.head:
-            self._take(head, checkpoint, is_shared=head.weight_OI is embedding.weight_VE)
+        """Quantizes the head, where that is asked for. A table that is the head's and the embedding's stays as it is beside it."""
+        if self.head and ends.head is not None:
+            is_shared = ends.embedding is not None and ends.head.weight_OI is ends.embedding.weight_VE
+            self._take(ends.head, checkpoint, is_shared=is_shared)
 
     def _take(self, linear: Linear, checkpoint: Checkpoint, *, is_shared: bool = False) -> None:
         outputs, inputs = linear.weight_OI.shape

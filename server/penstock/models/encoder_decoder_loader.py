@@ -9,7 +9,6 @@ from penstock.errors import UnusableModel
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.loading.checkpoint import Checkpoint
-from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.encoder_decoder import (
     CrossAttention,
     DecoderLayer,
@@ -86,7 +85,7 @@ class EncoderDecoderLoader:
                 f"an encoder-decoder is not divided over processes: --num-shard is {group.size}, use --num-shard 1"
             )
         self.config, self.keys, self.checkpoint = config, keys, checkpoint
-        self.quantizer: Quantizer | DeviceQuantizer | None = None
+        self.quantizer: Quantizer | None = None
         self.wide = is_wide(config, checkpoint.dtype)
         places = [(prefix, name) for prefix in keys.prefixes for name in keys.embeddings]
         self.prefix, self.embedding = next(
