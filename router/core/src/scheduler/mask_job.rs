@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use penstock_proto::ids::{SequenceId, TokenId};
 
 use super::submission::SampledToken;
+use crate::clock;
 use crate::constraint::{Grammar, Matcher};
 
 /// Tokens that a grammar forces and that are looked for at once: with more a row waits for its turn in vain.
@@ -215,8 +216,12 @@ impl MaskJob {
     }
 
     pub fn run(self) -> MaskResult {
+        self.run_since(clock::now())
+    }
+
+    /// As if it had been begun then.
+    pub(super) fn run_since(self, began: Instant) -> MaskResult {
         let Self { id, mut matcher, asked, position, drafts, words, mut habit } = self;
-        let began = Instant::now();
         let mut computed = 0;
         let taken = match &asked {
             Asked::Next { tokens, .. } => tokens.len(),
@@ -247,7 +252,7 @@ impl MaskJob {
             computed += masks.len() as u32;
             walked = Some(Walked { position: position + begins as u32, drafts: rest.to_vec(), masks });
         }
-        habit.learn(began.elapsed() / computed.max(1));
+        habit.learn(clock::since(began) / computed.max(1));
         match outcome {
             Ok(outcome) => MaskResult { id, matcher: Some(matcher), outcome, taken, walked, habit },
             Err(_) => {

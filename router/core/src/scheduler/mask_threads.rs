@@ -61,10 +61,11 @@ impl MaskThreads {
         #[cfg(test)]
         if let Some(delays) = &mut self.delays {
             for job in jobs {
-                let (delay, sender) = (delays(), self.sender.clone());
+                let (began, delay, sender) = (crate::clock::now(), delays(), self.sender.clone());
                 tokio::spawn(async move {
                     tokio::time::sleep(delay).await;
-                    let _ = sender.send(vec![job.run()]);
+                    // It is what the job takes, for whoever reckons with that: measured time would make a schedule another one.
+                    let _ = sender.send(vec![job.run_since(began)]);
                 });
             }
             return Vec::new();
