@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Source};
 use serde_json::{Map, Value, json};
@@ -122,7 +123,7 @@ struct Checker {
 
 impl Checker {
     fn new() -> Checker {
-        let limits = Limits { cache_bytes: 0, ..Limits::default() };
+        let limits = Limits { cache_bytes: 0, ..patient() };
         let compiler = Compiler::new(Vocabulary::new(257).tokens, 257, &[EOS], limits).unwrap();
         Checker { compiler, numbers: numbers(), accepted: 0 }
     }

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
-use penstock_constraint::{Cancel, Compiler, Grammar, Limits, Part, Source, Token};
+use penstock_constraint::{Cancel, Compiler, Grammar, Part, Source, Token};
 use penstock_output::{
     Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, reasoning_format, tool_format, tool_formats,
 };
@@ -147,7 +148,7 @@ impl World {
         let markers = MARKERS.iter().chain(&harmony);
         tokens.extend(markers.map(|name| token(name, has_special && format.has_in_markers(name))));
         tokens.extend(BREAKERS.map(|name| token(name, false)));
-        let compiler = Compiler::new(tokens.clone(), tokens.len(), &[EOS], Limits::default()).unwrap();
+        let compiler = Compiler::new(tokens.clone(), tokens.len(), &[EOS], patient()).unwrap();
         World { compiler, tokens }
     }
 

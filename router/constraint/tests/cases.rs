@@ -11,7 +11,7 @@ fn instances_are_judged_rightly() {
     let Some(path) = std::env::var_os("PENSTOCK_SCHEMAS").filter(|path| !path.is_empty()) else { return };
     let text = std::fs::read_to_string(path).expect("PENSTOCK_SCHEMAS names a file");
     let vocabulary = Vocabulary::new(4_000);
-    let limits = Limits { cache_bytes: 0, ..Limits::default() };
+    let limits = Limits { cache_bytes: 0, ..crate::patient() };
     let compiler = Compiler::new(vocabulary.tokens.clone(), 4_000, &[vocabulary.eos], limits).unwrap();
     let (mut cases, mut compiled, mut wrong) = (0, 0, Vec::new());
     for line in text.lines().filter(|line| !line.trim().is_empty()) {

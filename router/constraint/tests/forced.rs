@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::patient;
 use crate::synthetic::Vocabulary;
-use penstock_constraint::{Cancel, Compiler, Grammar, Limits, Source, Token, Tokenize};
+use penstock_constraint::{Cancel, Compiler, Grammar, Source, Token, Tokenize};
 use serde_json::{Value, json};
 
 /// A vocabulary of single bytes, the end, a special token and these words.
@@ -43,7 +44,7 @@ fn compile(source: Source, tokenize: Option<Tokenize>) -> Arc<Grammar> {
     tokens.push(Token { bytes: CALL.into(), special: true });
     tokens.extend(WORDS.map(|word| Token { bytes: word.into(), special: false }));
     let size = tokens.len();
-    let compiler = Compiler::with_tokenizer(tokens, size, &[EOS], Limits::default(), tokenize).unwrap();
+    let compiler = Compiler::with_tokenizer(tokens, size, &[EOS], patient(), tokenize).unwrap();
     compiler.compile(source, &Cancel::new()).unwrap()
 }
 

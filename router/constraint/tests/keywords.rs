@@ -4,8 +4,9 @@
 
 use std::fmt::Write;
 
+use crate::patient;
 use crate::synthetic::Vocabulary;
-use penstock_constraint::{Cancel, Compiler, Limits, Source};
+use penstock_constraint::{Cancel, Compiler, Source};
 use serde_json::{Value, json};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/structured-output.md");
@@ -515,8 +516,7 @@ fn status(row: &Row, compiler: &Compiler, vocabulary: &Vocabulary) -> &'static s
 #[test]
 fn the_table_of_keywords_says_what_was_seen() {
     let vocabulary = Vocabulary::new(2000);
-    let compiler =
-        Compiler::new(vocabulary.tokens.clone(), 2000, &[vocabulary.eos], Limits::default()).unwrap();
+    let compiler = Compiler::new(vocabulary.tokens.clone(), 2000, &[vocabulary.eos], patient()).unwrap();
     let mut table = String::from("| keywords | supported | |\n|---|---|---|\n");
     for row in rows() {
         writeln!(table, "| {} | {} | {} |", row.keywords, status(&row, &compiler, &vocabulary), row.note)

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::time::Duration;
+
 mod behaviour;
 mod bounds;
 mod calls;
@@ -18,3 +20,9 @@ mod schemas;
 mod synthetic;
 mod walks;
 mod ways;
+
+/// Where it is not the limit on time that is tested: whatever else the machine does, nothing ends for that.
+fn patient() -> penstock_constraint::Limits {
+    let long = Duration::from_secs(120);
+    penstock_constraint::Limits { timeout: long, wait: long, ..Default::default() }
+}

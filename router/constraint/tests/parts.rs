@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::patient;
 use crate::synthetic::Vocabulary;
-use penstock_constraint::{Cancel, CompileError, Compiler, Grammar, Kind, Limits, Part, Source, Token};
+use penstock_constraint::{Cancel, CompileError, Compiler, Grammar, Kind, Part, Source, Token};
 use serde_json::json;
 
 /// A vocabulary of single bytes, the end, and special tokens.
@@ -14,7 +15,7 @@ fn compile(parts: Vec<Part>) -> Result<Arc<Grammar>, CompileError> {
     let mut tokens = Vocabulary::new(257).tokens;
     tokens.extend(SPECIAL.map(|name| Token { bytes: name.into(), special: true }));
     let size = tokens.len();
-    let compiler = Compiler::new(tokens, size, &[EOS], Limits::default()).unwrap();
+    let compiler = Compiler::new(tokens, size, &[EOS], patient()).unwrap();
     compiler.compile(Source::Parts(parts), &Cancel::new())
 }
 

@@ -2,14 +2,15 @@
 //! valid instances that were drawn without masks are let through.
 
 use crate::instances::instance;
+use crate::patient;
 use crate::schemas;
 use crate::synthetic::{Random, Vocabulary};
-use penstock_constraint::{Cancel, Compiler, Grammar, Limits, MatchError, Source};
+use penstock_constraint::{Cancel, Compiler, Grammar, MatchError, Source};
 use serde_json::Value;
 
 fn compiler(vocabulary: &Vocabulary) -> Compiler {
     let size = vocabulary.tokens.len();
-    Compiler::new(vocabulary.tokens.clone(), size, &[vocabulary.eos], Limits::default()).unwrap()
+    Compiler::new(vocabulary.tokens.clone(), size, &[vocabulary.eos], patient()).unwrap()
 }
 
 fn bit(mask: &[u32], token: u32) -> bool {

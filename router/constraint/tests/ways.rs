@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use crate::patient;
 use crate::schemas;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Limits, Matcher, Part, Source, Token, Tokenize};
@@ -10,8 +11,8 @@ use serde_json::json;
 
 /// One that keeps what texts find out, and one that has no memory for it.
 fn compilers(vocabulary: &Arc<Vocabulary>) -> [Compiler; 2] {
-    let forgetful = Limits { cache_bytes: 0, ..Limits::default() };
-    [Limits::default(), forgetful].map(|limits| {
+    let forgetful = Limits { cache_bytes: 0, ..patient() };
+    [patient(), forgetful].map(|limits| {
         let spelling = vocabulary.clone();
         // Of an even number of bytes each is a token of its own: how a text is spelled depends on the token before it.
         let tokenize: Tokenize = Arc::new(move |text: &str| match text.len() % 2 {

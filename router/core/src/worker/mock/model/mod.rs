@@ -47,6 +47,9 @@ pub struct MockModel {
     fed: Vec<u32>,
     /// Of each row of the next plan, where a record is followed.
     recorded_drafts: Vec<Vec<u32>>,
+    /// It was not told the masks of rows, as ranks that do not sample are not: what it stores for the tokens of those, and others begin
+    /// with, are its own guesses.
+    guesses_tokens: bool,
 }
 
 struct Slot {
@@ -102,6 +105,7 @@ impl MockModel {
             digest: crc32fast::Hasher::new(),
             fed: Vec::new(),
             recorded_drafts: Vec::new(),
+            guesses_tokens: false,
         }
     }
 
@@ -153,6 +157,8 @@ impl MockModel {
         }
         let rows = Rows::read(plan)?;
         let mut masks = masks.map(|masks| self.read_masks(&rows, masks)).transpose()?;
+        self.guesses_tokens |=
+            masks.is_none() && rows.flags.iter().any(|flags| flags & RowFlag::Masked as u8 != 0);
         require!(rows.slots.len() <= self.max_slots as usize, "{} rows", rows.slots.len());
         let tokens: u64 = rows.counts.iter().map(|&n| u64::from(n)).sum();
         require!(tokens <= u64::from(self.max_step_tokens), "{tokens} tokens in one step");
