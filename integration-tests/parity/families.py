@@ -312,7 +312,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "deepseek_v4",
         **{**DEEPSEEK_V4, "qk_rope_head_dim": None, "num_hidden_layers": 6},
         layer_types=["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"] * 2,
-        mlp_layer_types=["moe", "hash_moe", "moe", "moe", "moe", "hash_moe"],
+        mlp_layer_types=["moe", "hash_moe", "moe", "hash_moe", "moe", "moe"],
         compress_rates={"compressed_sparse_attention": 6, "heavily_compressed_attention": 20},
         partial_rotary_factor=0.25,
     ),

@@ -16,10 +16,10 @@ from penstock.errors import UnusableModel
 from penstock.models import native_choice
 from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
-from penstock.models.recipes.deepseek_v4 import DeepseekV4Loader
 from penstock.models.recorder import unknown_choices
 from penstock.models.recurrent_config import CompressedConfig, Compression
-from penstock.parallel.group import ALONE, Pipeline, TensorGroup
+from penstock.parallel.group import ALONE, TensorGroup
+from stages import stage_of
 
 NEAR, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 CONFIG: dict[str, Any] = {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4"}
@@ -121,14 +121,13 @@ def test_a_contradiction_is_named(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_stage_that_is_not_told_the_tokens_has_no_table_of_experts() -> None:
-    loader = DeepseekV4Loader.__new__(DeepseekV4Loader)
-    loader.config = read()
-    for stage in range(2):
-        loader.group = TensorGroup(pipeline=Pipeline(stage, 2, TensorGroup(stage, 2)))
-        loader.check_stages()
-        loader.group = TensorGroup(pipeline=Pipeline(stage, 40, TensorGroup(stage, 40)))
-        with pytest.raises(UnusableModel, match=r"--pipeline-parallel 40: .* by token .* layer 2 the first"):
-            loader.check_stages()
+    config = read()
+    assert [stage_of(config, at, 2) for at in range(2)] == [range(22), range(22, 43)]
+    assert [stage_of(config, at, 40) for at in (0, 1, 39)] == [range(3), range(3, 4), range(42, 43)]
+    with pytest.raises(
+        UnusableModel, match=r"--pipeline-parallel 42: .* layer 1 .* by token .* use 41 or fewer"
+    ):
+        stage_of(config, 0, 42)
 
 
 def rows(slots: int, blocks: int) -> EntryRows:

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.errors import UnusableModel
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder_loader import Loader
 from penstock.models.recipes import read_config
-from penstock.parallel.group import ALONE, Pipeline, TensorGroup
+from penstock.parallel.group import ALONE
+from stages import stage_of
 
 GLM: dict[str, Any] = {
     "architectures": ["GlmMoeDsaForCausalLM"],
@@ -73,14 +73,12 @@ def test_a_contradiction_is_named(changes: dict[str, Any], words: str) -> None:
         read(**changes)
 
 
-def test_a_stage_that_would_begin_with_another_layers_choice_is_refused() -> None:
+def test_no_stage_begins_with_another_layers_choice() -> None:
     config = read(indexer_types=["full", "full", "shared", "full"])
-    loader = Loader.__new__(Loader)
-    loader.config = config
-    loader.group = TensorGroup(pipeline=Pipeline(0, 2, TensorGroup(0, 2)))
-    loader.check_stages()
-    loader.group = TensorGroup(pipeline=Pipeline(1, 2, TensorGroup(1, 2)))
+    assert [stage_of(config, at, 2) for at in range(2)] == [range(1), range(1, 4)]
+    assert [stage_of(config, at, 3) for at in range(3)] == [range(1), range(1, 3), range(3, 4)]
     with pytest.raises(
-        UnusableModel, match=r"--pipeline-parallel 2: layer 2, the first of stage 1, attends to"
+        UnusableModel,
+        match=r"--pipeline-parallel 4: .* layers 1, 3 only, for layer 2 attends to .* use 3 or fewer",
     ):
-        loader.check_stages()
+        stage_of(config, 0, 4)

@@ -15,8 +15,8 @@ from penstock.models.config import DecoderConfig
 from penstock.models.ngram_config import NgramConfig
 from penstock.models.ngram_embeddings import NgramTable
 from penstock.models.recipes import read_config
-from penstock.models.recipes.qwen4_exp import Qwen4Loader
-from penstock.parallel.group import ALONE, Pipeline, TensorGroup
+from penstock.parallel.group import ALONE
+from stages import stage_of
 
 SMALL: dict[str, Any] = {
     "architectures": ["Qwen4ExpForCausalLM"],
@@ -158,13 +158,11 @@ def test_without_ngrams_no_end_is_needed() -> None:
 
 
 def test_a_stage_that_would_read_ngrams_without_knowing_the_tokens_is_refused() -> None:
-    loader = Qwen4Loader.__new__(Qwen4Loader)
-    loader.config = read()
-    loader.group = TensorGroup(pipeline=Pipeline(0, 2, TensorGroup(0, 2)))
-    loader.check_stages()
-    loader.group = TensorGroup(pipeline=Pipeline(1, 2, TensorGroup(1, 2)))
-    with pytest.raises(UnusableModel, match=r"--pipeline-parallel 2: layer 2, of stage 1, reads n-grams"):
-        loader.check_stages()
-    loader.config = replace(loader.config, layers=loader.config.layers[:2] * 2)
-    loader.config = loader.config.with_layers(ngrams=[ngrams_of(read())[0], None, None, None])
-    loader.check_stages()
+    config = read()
+    assert [layer.ngrams is not None for layer in config.layers] == [True, False, True, False]
+    assert [stage_of(config, at, 2) for at in range(2)] == [range(3), range(3, 4)]
+    few = replace(config, layers=config.layers[:3])
+    with pytest.raises(
+        UnusableModel, match=r"--pipeline-parallel 2: .* none of its layers .* layer 1 .* n-grams .* use 1$"
+    ):
+        stage_of(few, 0, 2)

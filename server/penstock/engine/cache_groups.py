@@ -52,7 +52,7 @@ def cache_groups(
     draft model keeps of a token, in the pages of layers that attend to everything."""
     mine = set(numbers_of(config.cached_layers(group)))
     index_keys = config.index_keys
-    index_bytes = itemsize * sum(index_keys[layer] for layer in group.layers(config.num_layers))
+    index_bytes = itemsize * sum(index_keys[layer] for layer in config.layers_of(group))
 
     def kept(first: int, count: int) -> tuple[int, int]:
         layers = {at for at, (table, _) in enumerate(tables.of) if first <= table < first + count}

@@ -842,7 +842,8 @@ class Engine:
             return self.model.forward(step, self.layer_caches)
         given_TE = None
         if not self.group.is_first_stage:
-            shape = (len(step.ids_T), self.model.config.residual_width)
+            config = self.model.config
+            shape = (len(step.ids_T), config.stage_width(config.layers_of(self.group).start))
             given_TE = pipeline.receive(self.arrays.states(*shape, is_fp32=False))
         hidden_TE = self.model.forward(step, self.layer_caches, given_TE)
         if not self.group.is_last_stage:

@@ -469,15 +469,49 @@ class DecoderConfig:
         """Numbers of a token that go from one layer to the next: of all residual streams."""
         return self.width if self.hyper is None else self.hyper.count * self.width
 
+    def layers_of(self, group: TensorGroup) -> range:
+        """Those of a rank's stage. Raises UnusableModel where the model cannot be divided so often."""
+        return group.layers(self.num_layers, self._joined())
+
+    def _joined(self) -> list[str | None]:
+        """Of each layer why no stage of a pipeline begins with it: it, or one behind it, needs what only an earlier stage has."""
+        found: list[str | None] = [None] * self.num_layers
+        for at, layer in enumerate(self.layers):
+            first, why = at + 1, ""
+            if layer.choice_of_last:
+                first, why = at, "attends to the keys that an earlier one chooses (indexer_types)"
+            if layer.keys_of is not None:
+                first, why = (
+                    layer.keys_of + 1,
+                    "or one behind it reads keys and values of earlier ones (num_kv_shared_layers)",
+                )
+            if layer.experts is not None and layer.experts.by_token:
+                first, why = (
+                    1,
+                    "or one behind it chooses experts by token (hash_moe), and only the first stage knows the tokens",
+                )
+            if layer.ngrams is not None:
+                first, why = (
+                    1,
+                    "or one behind it reads n-grams of tokens (ple_layer_ids), and only the first stage knows them",
+                )
+            found[first : at + 1] = [why] * (at + 1 - first)
+        return found
+
+    def stage_width(self, layer: int) -> int:
+        """See ModelConfig: all residual streams, and what the layers from this one on are given of each token."""
+        streams = self.residual_width if self.streams is None else self.streams.count * self.width
+        return streams + (self.num_layers - layer) * (0 if self.per_layer is None else self.per_layer.width)
+
     def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
         """What each of a rank's layers keeps of a sequence beside its KV cache. Raises UnusableModel."""
-        return [self.layers[index].states(group) for index in group.layers(self.num_layers)]
+        return [self.layers[index].states(group) for index in self.layers_of(group)]
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Of each of a rank's layers its number among all that have a KV cache of their own; None: it has none."""
         numbers = itertools.accumulate((layer.has_cache for layer in self.layers), initial=0)
         found = [at if layer.has_cache else None for at, layer in zip(numbers, self.layers, strict=False)]
-        mine = group.layers(self.num_layers)
+        mine = self.layers_of(group)
         return found[mine.start : mine.stop]
 
     @property

@@ -504,24 +504,27 @@ class Decoder(Module):
 
     def forward(self, step: Step, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
         """Hidden states (T, E) of the step's tokens, after this stage's layers; writes their keys and values into the
-        caches. `given_TE` is what the stage before gave. Between stages E are the numbers of all residual streams.
+        caches. `given_TE` is what the stage before gave. Between stages E are the numbers of all residual streams, and behind them
+        what the further layers are given of each token.
         """
-        x_TE = self._embed(step) if given_TE is None else given_TE
+        x_TE, given_TLY = self._begin(step) if given_TE is None else self._taken_over(given_TE)
         run = self._parallel if self.config.parallel else self._sequential
-        given_TLY = None if self.ends.per_layer is None else self.ends.per_layer(step.ids_T, x_TE)
         if self.config.shares_keys:
-            caches = [caches[self.config.cache_of(at)] for at in range(len(self.layers))]
+            caches = self._shared(caches)
         if self.ends.streams is not None and given_TLY is not None:
-            x_ATE = self.ends.streams.split(x_TE)
+            streams = self.ends.streams
+            x_ATE = streams.split(x_TE) if given_TE is None else streams.unpack(x_TE)
             for at, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
                 x_ATE = self._streamed(layer, x_ATE, step, cache, given_TLY[:, at])
-            return self.ends.streams.join(x_ATE)
+            if self.group.is_last_stage:
+                return streams.join(x_ATE)
+            return self._handed_on(streams.pack(x_ATE), given_TLY)
         if self.config.hyper is not None:
-            streams = self.config.hyper.count
+            count = self.config.hyper.count
             if given_TE is None:
-                x_TAE = x_TE.unsqueeze(1).expand(-1, streams, -1)
+                x_TAE = x_TE.unsqueeze(1).expand(-1, count, -1)
             else:
-                x_TAE = torch.unflatten(given_TE, -1, (streams, -1))
+                x_TAE = torch.unflatten(given_TE, -1, (count, -1))
             for layer, cache in zip(self.layers, caches, strict=True):
                 x_TAE = self._connected(layer, x_TAE, step, cache)
             return x_TAE.flatten(1) if self.ends.hyper is None else self.ends.hyper(x_TAE)
@@ -533,11 +536,36 @@ class Decoder(Module):
                 x_TE = x_TE + layer.per_layer(x_TE, given_TLY[:, at])
             if layer.scale_1 is not None:
                 x_TE = x_TE * layer.scale_1
-        return x_TE
+        return self._handed_on(x_TE, given_TLY)
+
+    def _begin(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Embeddings (T, E), and what every layer is given of each token (T, L, Y)."""
+        x_TE = self._embed(step)
+        return x_TE, None if self.ends.per_layer is None else self.ends.per_layer(step.ids_T, x_TE)
+
+    def _taken_over(self, given_TE: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the stage before handed on, apart: residual streams, and what this and further layers are given."""
+        per_layer = self.config.per_layer
+        if per_layer is None:
+            return given_TE, None
+        streams = self.config.stage_width(self.config.num_layers)
+        return given_TE[:, :streams], torch.unflatten(given_TE[:, streams:], -1, (-1, per_layer.width))
+
+    def _handed_on(self, x_TE: Tensor, given_TLY: Tensor | None) -> Tensor:
+        """What the next stage is given, if there is one."""
+        if given_TLY is None or self.group.is_last_stage:
+            return x_TE
+        return torch.cat((x_TE, given_TLY[:, len(self.layers) :].flatten(1)), -1)
+
+    def _shared(self, caches: list[LayerCache]) -> list[LayerCache]:
+        """For each layer the one that it reads."""
+        config, mine = self.config, self.config.layers_of(self.group)
+        before = sum(layer.has_cache for layer in config.layers[: mine.start])
+        return [caches[config.cache_of(at) - before] for at in mine]
 
     def views(self) -> list[tuple[int, int]]:
         """See Model."""
-        return self.config.views(self.group.layers(self.config.num_layers))
+        return self.config.views(self.config.layers_of(self.group))
 
     def logits(self, hidden_SE: Tensor, out_SV: Tensor) -> Tensor:
         """(S, E) hidden states of chosen tokens to (S, V) logits in fp32, in the memory of `out`."""

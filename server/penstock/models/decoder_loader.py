@@ -73,8 +73,7 @@ class Loader:
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
-        self.check_stages()
-        mine = self.group.layers(len(self.config.layers))
+        mine = self.config.layers_of(self.group)
         self.checkpoint.gives_back = self.quantizer is not None
         layers = [self.finished(self.layer(index)) for index in mine]
         decoder = Decoder(self.config, self.ends(), layers, self.group)
@@ -87,23 +86,6 @@ class Loader:
             ignored.append(re.escape(self.head) + r"\.weight")
         self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
         return decoder
-
-    def check_stages(self) -> None:
-        """Raises UnusableModel where layers need what only another stage has."""
-        config, pipeline = self.config, self.group.pipeline
-        if pipeline is not None:
-            first = self.group.layers(config.num_layers).start
-            if config.layers[first].choice_of_last:
-                raise UnusableModel(
-                    f"--pipeline-parallel {pipeline.stages}: layer {first}, the first of stage {pipeline.stage}, attends to "
-                    "the keys that an earlier one chooses (indexer_types); use 1, or another number of stages"
-                )
-        if pipeline is None or (config.per_layer is None and not config.shares_keys):
-            return
-        what = "share keys and values with earlier ones (num_kv_shared_layers)"
-        if config.per_layer is not None:
-            what = "read embeddings of their own (hidden_size_per_layer_input)"
-        raise UnusableModel(f"--pipeline-parallel {pipeline.stages}: the model's layers {what}; use 1")
 
     def finished(self, layer: Layer) -> Layer:
         """The layer, quantized where that is asked for, or where torch has it: the next one is read when it is gone from here."""

@@ -138,13 +138,21 @@ class EncoderDecoderConfig:
         """All of them."""
         return longest
 
+    def layers_of(self, group: TensorGroup) -> range:
+        """See ModelConfig."""
+        return group.layers(self.num_layers)
+
+    def stage_width(self, layer: int) -> int:
+        """See ModelConfig."""
+        return self.width
+
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Each has a KV cache."""
-        return list(group.layers(self.num_layers))
+        return list(self.layers_of(group))
 
     def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
         """None is recurrent."""
-        return [()] * len(group.layers(self.num_layers))
+        return [()] * len(self.layers_of(group))
 
     @property
     def key_shape(self) -> tuple[int, int]:

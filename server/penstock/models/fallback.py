@@ -137,15 +137,21 @@ class FallbackConfig:
         """All of them."""
         return longest
 
+    def layers_of(self, group: TensorGroup) -> range:
+        """See ModelConfig."""
+        return group.layers(self.num_layers)
+
+    def stage_width(self, layer: int) -> int:
+        """See ModelConfig."""
+        return self.width
+
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Those that attend have a KV cache."""
-        return [at if at < self.caches else None for at in group.layers(self.num_layers)]
+        return [at if at < self.caches else None for at in self.layers_of(group)]
 
     def state_shapes(self, group: TensorGroup) -> list[tuple[StateShape, ...]]:
         """Of those that are recurrent."""
-        return [
-            () if at < self.caches else self.states[at - self.caches] for at in group.layers(self.num_layers)
-        ]
+        return [() if at < self.caches else self.states[at - self.caches] for at in self.layers_of(group)]
 
     @property
     def key_shape(self) -> tuple[int, int]:

@@ -25,7 +25,7 @@ class ModelConfig(Protocol):
 
     @property
     def residual_width(self) -> int:
-        """Numbers of a token that go from one layer to the next, and from one stage to the next: E, or several times as many."""
+        """Numbers of a token that go from one layer to the next: E, or several times as many."""
 
     @property
     def feed_forward(self) -> int:
@@ -34,6 +34,12 @@ class ModelConfig(Protocol):
     @property
     def num_layers(self) -> int:
         """Over all stages."""
+
+    def layers_of(self, group: TensorGroup) -> range:
+        """Those of a rank's stage. Raises UnusableModel where the model cannot be divided so often."""
+
+    def stage_width(self, layer: int) -> int:
+        """Numbers of a token that the stage which begins with this layer is given by the one before."""
 
     def cached_layers(self, group: TensorGroup) -> list[int | None]:
         """Of each of a rank's layers its number among all that have a KV cache; None: it has none."""

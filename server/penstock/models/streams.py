@@ -8,7 +8,7 @@ Layer", 2024.
 from penstock.layers.linear import Linear
 from penstock.layers.module import Module
 from penstock.layers.norm import Norm
-from penstock_kernels.later import Tensor
+from penstock_kernels.later import Tensor, torch
 
 SMALLEST = 1e-5  # of a mean square that something is divided by
 
@@ -65,9 +65,10 @@ class LowRankResidual(Module):
 
 
 class StreamEnds(Module):
-    """From one stream to several before the first layer, and back after the last."""
+    """From one stream to several before the first layer, and back after the last. A stage between others has no matrices for it."""
 
-    def __init__(self, apart: list[Linear], together: list[Linear]) -> None:
+    def __init__(self, count: int, apart: list[Linear], together: list[Linear]) -> None:
+        self.count = count  # A
         self.apart, self.together = apart, together  # of every stream but the first
 
     def split(self, x_TE: Tensor) -> Tensor:
@@ -78,6 +79,14 @@ class StreamEnds(Module):
         """(A, T, E) to (T, E)."""
         others = [linear(one_TE) for linear, one_TE in zip(self.together, x_ATE[1:], strict=True)]
         return self._alike(x_ATE[0], others).mean(0)
+
+    def pack(self, x_ATE: Tensor) -> Tensor:
+        """(A, T, E) to (T, A E), for another stage."""
+        return x_ATE.transpose(0, 1).flatten(1)
+
+    def unpack(self, x_TE: Tensor) -> Tensor:
+        """(T, A E) to (A, T, E)."""
+        return torch.unflatten(x_TE, -1, (self.count, -1)).transpose(0, 1).contiguous()
 
     def _alike(self, first_TE: Tensor, others: list[Tensor]) -> Tensor:
         """Of one magnitude, that of the first."""

@@ -49,15 +49,29 @@ class TensorGroup:
         """Whether this rank samples and returns results: the first shard of the last stage."""
         return self.is_last_stage and self.rank == 0
 
-    def layers(self, count: int) -> range:
-        """Those that this rank has a part of. Raises UnusableModel when there are fewer than stages."""
+    def layers(self, count: int, joined: Sequence[str | None] = ()) -> range:
+        """Those that this rank has a part of: about as many in every stage. `joined` says of a layer why no stage begins with it;
+        None: one may. Raises UnusableModel when there are fewer layers than stages, or than may begin one.
+        """
         if self.pipeline is None:
             return range(count)
-        if count < self.pipeline.stages:
+        stages, stage = self.pipeline.stages, self.pipeline.stage
+        if count < stages:
+            raise UnusableModel(f"--pipeline-parallel {stages} is more than the model's layers ({count})")
+        free = [at for at in range(1, count) if at >= len(joined) or joined[at] is None]
+        if len(free) + 1 < stages:
+            layer, why = next((at, why) for at, why in enumerate(joined) if why is not None and at > 0)
+            found = f"layers {', '.join(map(str, free))}" if free else "none of its layers"
             raise UnusableModel(
-                f"--pipeline-parallel {self.pipeline.stages} is more than the model's layers ({count})"
+                f"--pipeline-parallel {stages}: of this model a further stage can begin with {found} only, for layer {layer} "
+                f"{why}; use {len(free) + 1}" + (" or fewer" if len(free) else "")
             )
-        return even_part(count, self.pipeline.stage, self.pipeline.stages)
+        begins = [0]
+        for at in range(1, stages):
+            even = even_part(count, at, stages).start
+            left = free[: len(free) - (stages - 1 - at)]
+            begins.append(min((one for one in left if one > begins[-1]), key=lambda one: abs(one - even)))
+        return range(begins[stage], [*begins, count][stage + 1])
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of every rank's tensor, in its memory."""

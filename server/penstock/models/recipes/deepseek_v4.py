@@ -30,7 +30,7 @@ from penstock.models.hyper_connections import HyperHead, MixingConnection, read_
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes.fields import Fields
 from penstock.models.recurrent_config import CompressedConfig, Compression
-from penstock.parallel.group import TensorGroup, even_part, ranges
+from penstock.parallel.group import TensorGroup, ranges
 from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
 from penstock_kernels.tensors import host
@@ -274,19 +274,6 @@ class DeepseekV4Loader(Loader):
         streams, names = self.hyper.count, (f"{at}fn", f"{at}base", f"{at}scale")
         rows, columns = (2 + streams) * streams, streams * self.config.width
         return MixingConnection(self.hyper, *read_parts(self.checkpoint, names, rows, columns, 3))
-
-    def check_stages(self) -> None:
-        """Raises UnusableModel where layers need what only another stage has: later ones are not told the tokens."""
-        pipeline, layers = self.group.pipeline, self.config.layers
-        if pipeline is None:
-            return
-        for index in range(even_part(len(layers), 0, pipeline.stages).stop, len(layers)):
-            experts = layers[index].experts
-            if experts is not None and experts.by_token:
-                raise UnusableModel(
-                    f"--pipeline-parallel {pipeline.stages}: the model's layers choose experts by token (hash_moe) behind the first "
-                    f"stage, layer {index} the first of them; use 1, or fewer stages"
-                )
 
     def activation(self) -> Callable[[Tensor], Tensor]:
         """Of the shared expert as of all others."""

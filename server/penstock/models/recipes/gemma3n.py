@@ -2,6 +2,7 @@
 read the keys and values of earlier ones, and gates of which only the largest open.
 """
 
+import re
 from dataclasses import replace
 from functools import partial
 from statistics import NormalDist
@@ -123,8 +124,18 @@ class Gemma3nLoader(gemma4.Gemma4Loader):
             assert config.streams is not None
             return [Linear(self.read(f"{at}.{stream}", square)) for stream in range(config.streams.count - 1)]
 
-        ends.streams = StreamEnds(matrices("altup_projections"), matrices("altup_unembed_projections"))
+        ends.streams = StreamEnds(
+            config.streams.count,
+            matrices("altup_projections") if self.group.is_first_stage else [],
+            matrices("altup_unembed_projections") if self.group.is_last_stage else [],
+        )
         return ends
+
+    def of_other_stages(self, mine: range) -> list[str]:
+        """With what makes several streams of one, and one of several."""
+        names = ("altup_projections", "altup_unembed_projections")
+        others = [re.escape(f"{self.prefix}{gemma4.stem(name, self)}.") + ".*" for name in names]
+        return super().of_other_stages(mine) + others
 
     def layer(self, index: int) -> Layer:
         """One layer."""

@@ -3,6 +3,7 @@ values of earlier ones; the small models have per-layer embeddings, and one has 
 """
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +160,14 @@ class Gemma4Loader(StackedExpertsLoader):
             layers,
         )
         return ends
+
+    def of_other_stages(self, mine: range) -> list[str]:
+        """With the per-layer embeddings, which the first stage hands on."""
+        if self.config.per_layer is None:
+            return super().of_other_stages(mine)
+        names = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
+        others = [re.escape(f"{self.prefix}{stem(name, self)}.") + ".*" for name in names]
+        return super().of_other_stages(mine) + others
 
     def layer(self, index: int) -> Layer:
         """One layer."""

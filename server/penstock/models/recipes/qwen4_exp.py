@@ -265,18 +265,5 @@ class Qwen4Loader(qwen3_5_moe.StackedLoader):
                 self.checkpoint.expect(name, shape)
         return Embedding(table, mine, self.group)
 
-    def check_stages(self) -> None:
-        """Raises UnusableModel where a stage would need what only the first one knows."""
-        super().check_stages()
-        pipeline = self.group.pipeline
-        if pipeline is None or self.group.is_first_stage:
-            return
-        for index in self.group.layers(self.config.num_layers):
-            if self.config.layers[index].ngrams is not None:
-                raise UnusableModel(
-                    f"--pipeline-parallel {pipeline.stages}: layer {index}, of stage {pipeline.stage}, reads n-grams of tokens "
-                    "(ple_layer_ids), and only the first stage knows them; use fewer stages"
-                )
-
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, Qwen4Loader)
