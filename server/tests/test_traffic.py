@@ -13,6 +13,7 @@ from choosers import SETS
 from client import row, sampled
 from driver import Driver
 from penstock.proto import penstock_pb2 as pb
+from penstock_kernels.program import Kind
 from test_go_on import BLOCK, VOCABULARY, Script, compare
 from test_verify import SAMPLINGS
 
@@ -33,6 +34,21 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """In bf16, so that the CPU engine runs it."""
     folder = checkpoints.write(tmp_path_factory.mktemp("model"), checkpoints.config())
     return Driver(folder, torch.bfloat16, blocks=SLOTS * BLOCKS)
+
+
+SPOILT = 150  # a token whose embedding is no number
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """The same model where nothing is a number behind one token."""
+    folder = checkpoints.write(tmp_path_factory.mktemp("spoilt"), checkpoints.config())
+    driver = Driver(folder, torch.bfloat16, blocks=SLOTS * BLOCKS)
+    model: Any = driver.engine.model
+    (embed,) = (operation for operation in model.program.body if operation.kind == Kind.EMBED)
+    # Tiles of 16 tokens by 32 numbers, in pairs. A checkpoint with such numbers would be refused.
+    embed.weight.reshape(-1, 2, 16, 16, 2)[SPOILT // 16, :, :, SPOILT % 16] = 0x7FC0
+    return driver
 
 
 @dataclass
@@ -163,6 +179,18 @@ class Traffic:
         return sorted({*wanted, *others[: None if not wanted else self.rng.choice([0, 2, 60])]})
 
 
+def run(driver: Driver, rng: Random, masks: bool, drafts: bool, samplings: list[str]) -> Traffic:
+    """So many plans of traffic. The cache is empty behind them."""
+    driver.begin()
+    traffic = Traffic(Script(driver), rng, masks, drafts, samplings)
+    for _ in range(120):
+        traffic.step()
+    # What is to be copied is nowhere else.
+    for tensor_NJD in driver.engine.cache.tensors_NJD:
+        tensor_NJD[:] = 0
+    return traffic
+
+
 PLAIN = [name for name in TRAFFIC if "bias" not in TRAFFIC[name]]
 
 
@@ -173,16 +201,23 @@ PLAIN = [name for name in TRAFFIC if "bias" not in TRAFFIC[name]]
 def test_rows_begin_and_end(
     samplings: list[str], masks: bool, drafts: bool, seed: int, driver: Driver
 ) -> None:
-    driver.begin()
-    script, rng = Script(driver), Random(seed)
-    traffic = Traffic(script, rng, masks, drafts, samplings)
-    for _ in range(120):
-        traffic.step()
-    # What is to be copied is nowhere else.
-    for tensor_NJD in driver.engine.cache.tensors_NJD:
-        tensor_NJD[:] = 0
+    rng = Random(seed)
+    traffic = run(driver, rng, masks, drafts, samplings)
+    script = traffic.script
     outcome = compare(script, rng)
     assert set(outcome.launched) == traffic.pythons
     starts = sum(plan.HasField("starts") for plan in script.plans)
     assert starts > 40 and any(plan.copies for plan in script.plans)
     assert samplings is not PLAIN or not outcome.launched
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
+@pytest.mark.parametrize("masks", [False, True], ids=["free", "masks"])
+def test_rows_of_no_numbers_fail_alone(masks: bool, drafts: bool, seed: int, spoilt: Driver) -> None:
+    rng = Random(seed)
+    script = run(spoilt, rng, masks, drafts, PLAIN).script
+    failed = sum(len(result.errors) for result in script.expected)
+    samples = sum(len(sampled(result)) for result in script.expected)
+    assert 10 < failed < samples / 2
+    assert not compare(script, rng).launched
