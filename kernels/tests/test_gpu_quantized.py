@@ -11,7 +11,7 @@ from torch import Tensor
 import emulated
 from interpreter import DEVICE
 
-from penstock_kernels import quantized  # isort: skip
+from penstock_kernels import packed_matrix, quantized  # isort: skip
 from penstock_kernels.gpu import cuda  # isort: skip
 from penstock_kernels.gpu import quantized as kernels  # isort: skip
 
@@ -22,7 +22,7 @@ on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="CUDA kernels have no inte
 
 def drawn(
     outputs: int, inputs: int, bits: int, group: int, has_zeros: bool
-) -> tuple[quantized.PackedMatrix, Tensor]:
+) -> tuple[packed_matrix.PackedMatrix, Tensor]:
     """A matrix, and what it stands for in fp64."""
     generator = torch.Generator().manual_seed(outputs + inputs + bits + group)
     codes = torch.randint(1 if bits == 8 else 0, 1 << bits, (outputs, inputs), generator=generator)
@@ -34,7 +34,7 @@ def drawn(
         scales = scales.bfloat16().float()
     each = codes.view(outputs, scales.shape[1], -1)
     numbers = ((each - zeros[..., None]) * scales.double()[..., None]).view(outputs, inputs)
-    made = quantized.packed(
+    made = packed_matrix.packed(
         codes.to(DEVICE, torch.uint8),
         (scales.squeeze(1) if bits == 8 else scales.bfloat16()).to(DEVICE),
         zeros.to(DEVICE, torch.uint8) if has_zeros else None,
@@ -47,10 +47,10 @@ def drawn(
 def test_packed_numbers_are_found_again(bits: int, group: int, has_zeros: bool) -> None:
     for outputs, inputs in ((16, 128), (40, 256), (1, 1024)):
         matrix, numbers = drawn(outputs, inputs, bits, group, has_zeros)
-        found = quantized.unpacked(matrix)
+        found = packed_matrix.unpacked(matrix)
         assert torch.equal(found, numbers.float().bfloat16())
         held = sum(part.nbytes for part in matrix.parts)
-        assert held == quantized.packed_bytes(outputs, inputs, bits, group, has_zeros)
+        assert held == packed_matrix.packed_bytes(outputs, inputs, bits, group, has_zeros)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -59,7 +59,7 @@ def test_a_lane_has_its_share_of_a_product(bits: int) -> None:
     outputs, inputs = 32, 512 // bits
     codes = torch.randint(0, 1 << bits, (outputs, inputs), generator=torch.Generator().manual_seed(0))
     scales = torch.ones(outputs) if bits == 8 else torch.ones((outputs, inputs // 32)).bfloat16()
-    words = quantized.packed(codes.to(torch.uint8), scales, None, bits).words.view(2, -1, 32, 4)
+    words = packed_matrix.packed(codes.to(torch.uint8), scales, None, bits).words.view(2, -1, 32, 4)
     chunk = 256 // bits
     assert words.shape[1] == inputs // chunk
     for tile in range(2):
@@ -97,11 +97,11 @@ def test_numbers_are_rounded(bits: int, group: int, has_zeros: bool) -> None:
     bottom = 0 if has_zeros else -127 if bits == 8 else -8
     plain = (((numbers / step).round() + zero).clamp(bottom, top) - zero) * step
     plain = plain.float().bfloat16().double()
-    found = quantized.unpacked(made).double().view_as(numbers)
+    found = packed_matrix.unpacked(made).double().view_as(numbers)
     assert (found - numbers).norm() <= 1.01 * (plain - numbers).norm()
     assert not found[3].any()
-    again = quantized.quantized(quantized.unpacked(made), bits, group, with_zeros=has_zeros)
-    error = (quantized.unpacked(again).double() - found.view(24, 512)).norm() / found.norm()
+    again = quantized.quantized(packed_matrix.unpacked(made), bits, group, with_zeros=has_zeros)
+    error = (packed_matrix.unpacked(again).double() - found.view(24, 512)).norm() / found.norm()
     assert error < 2e-2
 
 
@@ -153,7 +153,7 @@ def test_every_thread_does_its_part(
     """Rows that are no whole tiles, inputs that are no whole slabs, and inputs that several blocks share."""
     for outputs, inputs in ((40, 384), (17, 3200)):
         matrix, _ = drawn(outputs, inputs, bits, group, has_zeros)
-        weight_OI = quantized.unpacked(matrix).double()
+        weight_OI = packed_matrix.unpacked(matrix).double()
         generator = torch.Generator().manual_seed(tokens)
         x_TI = torch.randn((tokens, inputs), generator=generator).to(DEVICE, torch.bfloat16)
         bias_O = torch.randn(outputs, generator=generator).to(DEVICE, torch.bfloat16)
@@ -170,7 +170,7 @@ def test_every_thread_does_its_part(
 @pytest.mark.usefixtures("here")
 def test_a_matrix_is_written_out(bits: int, group: int, has_zeros: bool) -> None:
     matrix, _ = drawn(40, 384, bits, group, has_zeros)
-    assert torch.equal(kernels.written_out(matrix), quantized.unpacked(matrix))
+    assert torch.equal(kernels.written_out(matrix), packed_matrix.unpacked(matrix))
 
 
 @on_a_gpu
@@ -180,7 +180,7 @@ def test_kernels_give_what_torch_gives(
     bits: int, group: int, has_zeros: bool, outputs: int, inputs: int
 ) -> None:
     matrix, _ = drawn(outputs, inputs, bits, group, has_zeros)
-    weight_OI = quantized.unpacked(matrix)
+    weight_OI = packed_matrix.unpacked(matrix)
     assert torch.equal(kernels.written_out(matrix), weight_OI)
     assert kernels.takes(matrix)
     generator = torch.Generator().manual_seed(3)

@@ -22,7 +22,7 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models import native_choice, recipes
 from penstock.models.decoder import Decoder
 from penstock.models.device_packing import FORMATS, DeviceQuantizer, Published
-from penstock_kernels import cpu_engine, quantized
+from penstock_kernels import cpu_engine, packed_matrix
 from penstock_kernels.cpu_engine import NoCpuEngine
 from penstock_kernels.program import Format
 from test_codes import gpt_oss
@@ -110,7 +110,7 @@ def test_a_decoder_computes_with_what_codes_stand_for(
     plain.begin()
     for one, linear in zip(packed, linears(plain), strict=True):
         assert one is not None
-        linear.weight_OI = quantized.unpacked(one)
+        linear.weight_OI = packed_matrix.unpacked(one)
     same(found, logits(plain))
 
 

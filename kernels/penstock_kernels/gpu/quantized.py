@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from penstock_kernels.gpu import cuda
 from penstock_kernels.gpu.first_use import agrees, relative_error
-from penstock_kernels.quantized import TILE, PackedMatrix, chunk, packed, unpacked
+from penstock_kernels.packed_matrix import TILE, PackedMatrix, chunk, packed, unpacked
 
 FILE = "quantized.cu"
 MOST_ROWS = 64  # of one kernel's product; for more the matrix is written out

@@ -14,7 +14,7 @@ use llguidance::{
     toktrie::Recognizer,
 };
 
-use crate::{learned::Budget, spread::Spread};
+use crate::{budget::Budget, spread::Spread};
 
 /// A state of the parser, by number. Numbers are given once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -16,11 +16,11 @@ use std::{
 
 use crate::{
     cache::Cache,
-    error::{CompileError, Kind},
+    error::{CompileError, Kind, first_line},
     forced::Tokenize,
     grammar,
     limits::Limits,
-    matcher::{Grammar, first_line},
+    matcher::Grammar,
     source::Source,
     stop::{Cancel, Stop, cancelled, timed_out},
     vocabulary::{Token, Vocabulary},

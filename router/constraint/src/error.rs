@@ -103,6 +103,26 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
     out
 }
 
+/// With the limit that llguidance names, in our words.
+pub(crate) fn too_complex(text: &str) -> MatchError {
+    let after = |words: &str| {
+        let (_, rest) = text.split_once(words)?;
+        rest.split(|letter: char| !letter.is_ascii_digit()).next()
+    };
+    MatchError::TooComplex(if let Some(limit) = after("items; max is ") {
+        format!("it needs more than {limit} parser items for a byte")
+    } else if let Some(limit) = after("Too many items (limit ") {
+        format!("it needs more than {limit} parser items for a mask")
+    } else {
+        first_line(text)
+    })
+}
+
+/// The first line of what llguidance says; the rest is its state, or a backtrace.
+pub(crate) fn first_line(text: &str) -> String {
+    shortened(text.lines().next().unwrap_or_default(), 300)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,9 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::{
-    error::{CompileError, Kind},
+    error::{CompileError, Kind, first_line},
     lark,
-    matcher::first_line,
     source::Source,
 };
 

@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use llguidance::{TokenParser, api::StopReason, derivre::StateID, earley::regexvec::LexerStats, panic_utils};
 
 use crate::{
-    error::MatchError,
-    matcher::{first_line, too_complex},
+    error::{MatchError, first_line, too_complex},
     within,
 };
 

@@ -24,46 +24,9 @@ use llguidance::{
 
 use crate::{
     automaton::{Automaton, Space},
-    limits::Limits,
-    within::Places,
+    budget::Budget,
+    places::Places,
 };
-
-/// The share of a matcher's bounds that states of earlier texts may take.
-const SHARE: usize = 16;
-/// The share of the memory for grammars that is for what is learned, beside it.
-const SHARE_OF_CACHE: usize = 4;
-/// The share of that which one grammar's automaton may take.
-const SHARE_OF_AUTOMATON: usize = 8;
-
-/// How much may still be learned, by all grammars of a vocabulary.
-pub(crate) struct Budget {
-    left: AtomicUsize,
-    /// Of one grammar: of its lexer's states, of its bytes, and of its masks.
-    most_states: usize,
-    most_bytes: usize,
-    /// Of one grammar's automaton.
-    pub(crate) most_automaton: usize,
-}
-
-impl Budget {
-    pub(crate) fn new(limits: &Limits) -> Budget {
-        Budget {
-            left: AtomicUsize::new(limits.cache_bytes / SHARE_OF_CACHE),
-            most_states: limits.lexer_states / SHARE,
-            most_bytes: limits.matcher_bytes / SHARE,
-            most_automaton: limits.cache_bytes / SHARE_OF_CACHE / SHARE_OF_AUTOMATON,
-        }
-    }
-
-    pub(crate) fn take(&self, bytes: usize) -> bool {
-        let less = |left: usize| left.checked_sub(bytes);
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
-    }
-
-    pub(crate) fn give_back(&self, bytes: usize) {
-        self.left.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
 
 /// Of one grammar.
 pub(crate) struct Learned {
@@ -290,7 +253,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Cancel, Compiler, Grammar, Matcher, Source, Token};
+    use crate::budget::SHARE;
+    use crate::{Cancel, Compiler, Grammar, Limits, Matcher, Source, Token};
 
     const EOS: u32 = 300;
 
@@ -492,7 +456,7 @@ mod tests {
         let source = Source::Regex("[ab]*a[ab]{60}c".into());
         let grammar = compiler.compile(source, &Cancel::new()).unwrap();
         let budget = grammar.learned().budget.clone();
-        let whole = budget.left.load(Ordering::Relaxed) + locked(&grammar.learned().known).bytes;
+        let whole = budget.left() + locked(&grammar.learned().known).bytes;
         let mut random = Random(3);
         for length in [10, 100, 300, 3_000] {
             let mut matcher = grammar.matcher();
@@ -503,9 +467,9 @@ mod tests {
         }
         let (takeovers, states, _) = known(&grammar);
         assert!(takeovers > 0 && states <= 20_000 / SHARE, "{takeovers} {states}");
-        assert!(budget.left.load(Ordering::Relaxed) < whole);
+        assert!(budget.left() < whole);
         drop(grammar);
         drop(compiler);
-        assert_eq!(budget.left.load(Ordering::Relaxed), whole);
+        assert_eq!(budget.left(), whole);
     }
 }

@@ -11,6 +11,7 @@
 //! treats soundly, and refuses the rest with the place and the reason.
 
 mod automaton;
+mod budget;
 mod cache;
 mod compiler;
 mod error;
@@ -26,6 +27,7 @@ mod limits;
 mod matcher;
 mod parts;
 mod pattern;
+mod places;
 mod quoted;
 mod schema;
 mod slicer;

@@ -9,7 +9,7 @@ use llguidance::TokenParser;
 
 use crate::{
     automaton::{Edge, Ended, KnownMask, Node, Spot},
-    error::{CompileError, Kind, MatchError, shortened},
+    error::{CompileError, Kind, MatchError, first_line, too_complex},
     forced::Speller,
     free_text::{FreeText, Passed},
     known::Known,
@@ -590,26 +590,6 @@ impl std::fmt::Debug for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Matcher").field("complete", &self.is_complete()).finish_non_exhaustive()
     }
-}
-
-/// With the limit that llguidance names, in our words.
-pub(crate) fn too_complex(text: &str) -> MatchError {
-    let after = |words: &str| {
-        let (_, rest) = text.split_once(words)?;
-        rest.split(|letter: char| !letter.is_ascii_digit()).next()
-    };
-    MatchError::TooComplex(if let Some(limit) = after("items; max is ") {
-        format!("it needs more than {limit} parser items for a byte")
-    } else if let Some(limit) = after("Too many items (limit ") {
-        format!("it needs more than {limit} parser items for a mask")
-    } else {
-        first_line(text)
-    })
-}
-
-/// The first line of what llguidance says; the rest is its state, or a backtrace.
-pub(crate) fn first_line(text: &str) -> String {
-    shortened(text.lines().next().unwrap_or_default(), 300)
 }
 
 const _: () = {

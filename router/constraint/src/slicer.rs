@@ -19,7 +19,7 @@ use llguidance::{
     toktrie::{SimpleVob, TokEnv, TokTrie},
 };
 
-use crate::{trie::Trie, within::End};
+use crate::{places::End, trie::Trie};
 
 /// A set of character classes: bits by class.
 type Classes = u8;

@@ -6,7 +6,7 @@ use llguidance::{
     toktrie::{Recognizer, SimpleVob, TokTrie},
 };
 
-use crate::within::End;
+use crate::places::End;
 
 /// Nodes depth first: the nodes below one follow it.
 pub(crate) struct Trie {

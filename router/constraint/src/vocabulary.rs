@@ -14,8 +14,8 @@ use llguidance::{
 };
 
 use crate::{
+    budget::Budget,
     forced::{Speller, Tokenize},
-    learned::Budget,
     limits::Limits,
     slicer::{self, Slicer},
 };

@@ -6,8 +6,8 @@ import penstock_kernels as ops
 from penstock.layers.module import Module, TiledModule
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels.later import Tensor
+from penstock_kernels.packed_matrix import PackedMatrix
 from penstock_kernels.program import QuantizedMatrix
-from penstock_kernels.quantized import PackedMatrix
 
 
 class Linear(TiledModule):

@@ -11,7 +11,7 @@ from typing import Any
 import penstock_kernels as ops
 from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
-from penstock_kernels.quantized import PackedMatrix
+from penstock_kernels.packed_matrix import PackedMatrix
 from penstock_kernels.tensors import is_tensor
 
 

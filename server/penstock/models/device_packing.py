@@ -14,9 +14,9 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Ends, Experts, Layer
 from penstock.models.packing import matrices_of
-from penstock_kernels import quantized, tiles
+from penstock_kernels import packed_matrix, quantized, tiles
+from penstock_kernels.packed_matrix import PackedMatrix
 from penstock_kernels.program import GROUPED, TILE_OUTPUTS, Format, QuantizedMatrix, rounded_up
-from penstock_kernels.quantized import PackedMatrix
 from penstock_kernels.tensors import host
 
 # Values of --quantize: bits, inputs of a group, and whether it has a zero point.
@@ -85,10 +85,10 @@ class DeviceQuantizer:
 
     def _take(self, linear: Linear, checkpoint: Checkpoint, *, is_shared: bool = False) -> None:
         outputs, inputs = linear.weight_OI.shape
-        if inputs % max(quantized.chunk(self.bits), self.group):
+        if inputs % max(packed_matrix.chunk(self.bits), self.group):
             return
         if checkpoint.is_rehearsal:
-            checkpoint.bytes_made += quantized.packed_bytes(
+            checkpoint.bytes_made += packed_matrix.packed_bytes(
                 outputs, inputs, self.bits, self.group, self.with_zeros
             )
         elif self.published is None:
@@ -139,5 +139,5 @@ def on_device(matrix: QuantizedMatrix, device: Any) -> PackedMatrix:
         torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in (codes_OI, scales_OG, zeros_OG)
     )
     codes_, scales, zeros = made
-    is_symmetric = bool((zeros == quantized.SYMMETRIC_ZERO).all())
-    return quantized.packed(codes_, scales.bfloat16(), None if is_symmetric else zeros, 4)
+    is_symmetric = bool((zeros == packed_matrix.SYMMETRIC_ZERO).all())
+    return packed_matrix.packed(codes_, scales.bfloat16(), None if is_symmetric else zeros, 4)
