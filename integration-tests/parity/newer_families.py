@@ -768,5 +768,11 @@ NEWER: dict[str, dict[str, Any]] = {
         dim_model_base=32,
         attention_bias=False,
         tie_word_embeddings=True,
+        rope_scaling={
+            "type": "longrope",
+            "long_factor": [1.06, 1.26, 4.9, 16.9],
+            "short_factor": [1.06, 1.26, 4.9, 16.9],
+            "original_max_position_embeddings": 512,
+        },
     ),
 }

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from test_quoted_configs import QUOTED
+from quoted import QUOTED
 
 from penstock.models.architectures import RECIPES
 from penstock.models.config import DecoderConfig

@@ -46,6 +46,7 @@ RECIPES = {
     "Ernie4_5_VLMoeForConditionalGeneration": "vision_language",
     "Exaone4ForCausalLM": "exaone4",
     "Exaone4_5_ForConditionalGeneration": "vision_language",
+    "ExaoneMoEForCausalLM": "exaone_moe",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",

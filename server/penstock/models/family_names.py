@@ -43,6 +43,7 @@ NAMES = {
     "Ernie4_5_VLMoeForConditionalGeneration": "ERNIE 4.5 VL",
     "Exaone4ForCausalLM": "EXAONE 4",
     "Exaone4_5_ForConditionalGeneration": "EXAONE 4.5",
+    "ExaoneMoEForCausalLM": "K-EXAONE",
     "ExaoneMoeForCausalLM": "K-EXAONE",
     "FalconForCausalLM": "Falcon",
     "FalconH1ForCausalLM": "Falcon-H1",

@@ -78,7 +78,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     if kind in INDEXED:
         latent = replace(latent, index=read_index(fields, latent, INDEXED[kind]))
     size = latent.plain_dim + latent.rope_dim
-    read = llama.read_config({**config, "head_dim": size, "num_key_value_heads": None, "mlp_bias": False})
+    # Of the rotation, which is of a part of a head, llama's recipe is told nothing.
+    unrotated = {
+        name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")
+    }
+    read = llama.read_config({**unrotated, "head_dim": size, "num_key_value_heads": None, "mlp_bias": False})
     rope = fields.rope(latent.rope_dim, fields.count("max_position_embeddings", default=2048))
     # The magnitude of a stretched context is in the scores, too.
     magnitude = 1.0
