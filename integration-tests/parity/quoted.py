@@ -39,9 +39,12 @@ class Quoted:
         if not self.of_class:
             return self.config
         transformers: Any = import_module("transformers")
-        full = transformers.CONFIG_MAPPING[self.config["model_type"]]().to_dict()
+        full = transformers.CONFIG_MAPPING[self.config["model_type"]]().get_text_config().to_dict()
         stated = {name: full[name] for name in self.of_class if full.get(name) is not None}
-        return {**stated, **self.config}
+        part = next((part for part in PARTS if part in self.config), None)
+        if part is None:
+            return {**stated, **self.config}
+        return {**self.config, part: {**stated, **self.config[part]}}
 
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from quoted import PAGE, QUOTED, rows, written
 
 from penstock.models.config import DecoderConfig
+from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.recipes import read_config
 
 # What the decoder has of what a file says.
@@ -47,6 +48,23 @@ READ: dict[str, Callable[[DecoderConfig], object]] = {
 }
 
 
+# What an encoder-decoder has.
+SIDES: dict[str, Callable[[EncoderDecoderConfig], object]] = {
+    "vocab_size": lambda read: read.vocab_size,
+    "d_model": lambda read: read.width,
+    "d_kv": lambda read: read.head_dim,
+    "d_ff": lambda read: read.feed_forward,
+    "num_heads": lambda read: read.heads,
+    "num_layers": lambda read: read.encoder_layers,
+    "encoder_layers": lambda read: read.encoder_layers,
+    "encoder_attention_heads": lambda read: read.encoder_heads,
+    "encoder_ffn_dim": lambda read: read.encoder_feed_forward,
+    "decoder_layers": lambda read: read.num_layers,
+    "decoder_attention_heads": lambda read: read.heads,
+    "decoder_ffn_dim": lambda read: read.feed_forward,
+}
+
+
 def has_experts(read: DecoderConfig) -> bool:
     return any(layer.experts is not None for layer in read.layers)
 
@@ -66,7 +84,12 @@ def read_of(model: str) -> DecoderConfig:
 @pytest.mark.tail
 @pytest.mark.parametrize("model", QUOTED)
 def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
-    text, read = QUOTED[model].text, read_of(model)
+    text, read = QUOTED[model].text, read_config(QUOTED[model].whole())
+    if isinstance(read, EncoderDecoderConfig):
+        assert {name: found(read) for name, found in SIDES.items() if name in text} == {
+            name: text[name] for name in SIDES if name in text
+        }
+        return
     others = read_otherwise(model, text, read)
     for name, found in READ.items():
         expected = others.get(name, text.get(name))
@@ -96,12 +119,17 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
         others["num_hidden_layers"] = text["num_hidden_layers"] - len(text["cross_attention_layers"])
     if text.get("block_auto_adjust_ff_dim"):  # of LFM2: two thirds of it
         others |= dict.fromkeys(("intermediate_size",))
-    if isinstance(text.get("moe_intermediate_size"), list):  # of Hunyuan: one for each layer
-        others |= {"moe_intermediate_size": text["moe_intermediate_size"][0]}
+    for name in ("intermediate_size", "moe_intermediate_size", "rope_theta"):
+        if isinstance(text.get(name), list) and others.get(name, 0) is not None:  # one for each layer
+            others[name] = max(text[name])
     scaling = text.get("rope_scaling") or {}
+    if scaling.get("type") == "dynamic" and scaling["factor"] > 1:
+        others["max_position_embeddings"] = int(text["max_position_embeddings"] * scaling["factor"])
     if "alpha" in scaling:  # of Hunyuan: a stretch of the base
         rotated = text["head_dim"]
         others["rope_theta"] = text["rope_theta"] * scaling["alpha"] ** (rotated / (rotated - 2))
+    if text.get("model_type") == "nemotron_h":  # it rotates nothing, though the file may name a base
+        others |= dict.fromkeys(("rope_theta",))
     if "RecurrentGemma" in model:  # which counts gates and values
         others["intermediate_size"] = text["intermediate_size"] // 2
     if "Inkling" in model:  # rows without a token are left out, and experts for every token counted

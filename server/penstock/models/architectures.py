@@ -37,6 +37,7 @@ RECIPES = {
     "DeepseekV4ForCausalLM": "deepseek_v4",
     "DeepseekVLForConditionalGeneration": "vision_language",
     "DeepseekVLHybridForConditionalGeneration": "vision_language",
+    "Dot3NoteForCausalLM": "dots3_note",
     "Dots1ForCausalLM": "dots1",
     "Dots3NoteForCausalLM": "dots3_note",
     "Dots3NoteForConditionalGeneration": "dots3_note",

@@ -34,6 +34,7 @@ NAMES = {
     "DeepseekV4ForCausalLM": "DeepSeek V4",
     "DeepseekVLForConditionalGeneration": "DeepSeek-VL",
     "DeepseekVLHybridForConditionalGeneration": "DeepSeek-VL 7B",
+    "Dot3NoteForCausalLM": "dots 3 Note",
     "Dots1ForCausalLM": "dots.llm1",
     "Dots3NoteForCausalLM": "dots 3 Note",
     "Dots3NoteForConditionalGeneration": "dots 3 Note",
