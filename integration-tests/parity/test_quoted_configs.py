@@ -31,6 +31,7 @@ READ: dict[str, Callable[[DecoderConfig], object]] = {
     "n_positions": lambda read: read.max_positions,
     "rope_theta": lambda read: max((rope.theta for rope in read.ropes), default=None),
     "sliding_window": lambda read: max(window.size for window in read.windows if window is not None),
+    "tie_word_embeddings": lambda read: read.tied_head,
     "kv_lora_rank": lambda read: read.latent and read.latent.rank,
     "q_lora_rank": lambda read: read.latent and read.latent.query_rank,
     "qk_nope_head_dim": lambda read: read.latent and read.latent.plain_dim,
@@ -149,6 +150,8 @@ def test_the_page_names_what_is_quoted() -> None:
 def test_what_is_quoted_of_layers_is_read() -> None:
     """Which layers of published files attend, to what, and which keep a state."""
 
+    assert not read_of("Mistral Small 3.1 24B").tied_head  # of which the file says nothing
+    assert read_of("Gemma 3 27B").tied_head
     kimi = read_of("Kimi Linear 48B")
     assert [at for at, layer in enumerate(kimi.layers, 1) if layer.recurrent is not None] == QUOTED[
         "Kimi Linear 48B"

@@ -43,6 +43,7 @@ RECIPES = {
     "Dots3NoteForConditionalGeneration": "dots3_note",
     "Emu3ForConditionalGeneration": "vision_language",
     "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Ernie4_5_VLMoeForConditionalGeneration": "vision_language",
     "Exaone4ForCausalLM": "exaone4",

@@ -40,6 +40,7 @@ NAMES = {
     "Dots3NoteForConditionalGeneration": "dots 3 Note",
     "Emu3ForConditionalGeneration": "Emu 3",
     "Ernie4_5ForCausalLM": "ERNIE 4.5",
+    "Ernie4_5_ForCausalLM": "ERNIE 4.5",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 with experts",
     "Ernie4_5_VLMoeForConditionalGeneration": "ERNIE 4.5 VL",
     "Exaone4ForCausalLM": "EXAONE 4",
