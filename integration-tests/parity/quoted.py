@@ -80,7 +80,7 @@ def paragraph() -> str:
     missing = [row for row, models in of_row.items() if not models]
     parts = (
         f"Of {len(QUOTED)} models, which are of {len(found)} of the {len(of_row)} rows of this page's tables: {'; '.join(found)}.",
-        f"Nothing was found of {'; '.join(missing)}: of these, shapes are those of transformers' classes alone.",
+        f"Nothing is quoted of {'; '.join(missing)}: of these, shapes are those of transformers' classes alone.",
     )
     return "\n\n".join(fill(part, 160, break_long_words=False, break_on_hyphens=False) for part in parts)
 

@@ -16,6 +16,7 @@ READ: dict[str, Callable[[DecoderConfig], object]] = {
     "num_hidden_layers": lambda read: read.num_layers,
     "n_layer": lambda read: read.num_layers,
     "n_layers": lambda read: read.num_layers,
+    "num_layers": lambda read: read.num_layers,
     "hidden_size": lambda read: read.width,
     "n_embd": lambda read: read.width,
     "n_embed": lambda read: read.width,
