@@ -107,7 +107,7 @@ def test_stages_compute_what_one_computes(
     folder, sequences, reference = made[family].folder, made[family].sequences, made[family].reference
     for short, dtype in DTYPES.items():
         divided = two_stages.driver(folder, dtype, **LIMITS)
-        config = divided.driver.engine.model.config
+        config: Any = divided.driver.engine.model.config
         held = [config.layers[at] for at in config.layers_of(two_stages.group)]
         own = [layer for layer in held if layer.keys_of is None]
         assert len(divided.driver.engine.layer_caches) == len(own) < len(held) + 1 <= config.num_layers
