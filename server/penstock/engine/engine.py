@@ -188,6 +188,9 @@ class Engine:
                 threads,
             )
         self.recipe, self.model = found
+        self.stage_width = self.model.config.stage_width(
+            self.model.config.layers_of(group).start
+        )  # of what it receives
         if self.native is not None:
             self.native.cache_format = FORMATS[cache_dtype]
             if cache_dtype != "auto":
@@ -842,9 +845,7 @@ class Engine:
             return self.model.forward(step, self.layer_caches)
         given_TE = None
         if not self.group.is_first_stage:
-            config = self.model.config
-            shape = (len(step.ids_T), config.stage_width(config.layers_of(self.group).start))
-            given_TE = pipeline.receive(self.arrays.states(*shape, is_fp32=False))
+            given_TE = pipeline.receive(self.arrays.states(len(step.ids_T), self.stage_width, is_fp32=False))
         hidden_TE = self.model.forward(step, self.layer_caches, given_TE)
         if not self.group.is_last_stage:
             pipeline.send_on(hidden_TE)

@@ -475,6 +475,11 @@ class Decoder(Module):
         self.layers = layers
         self.group = group
         self.cache_shape = config.cache_shape(group)
+        mine = config.layers_of(group)
+        before = sum(layer.has_cache for layer in config.layers[: mine.start])
+        self.cache_numbers = [
+            config.cache_of(at) - before for at in mine
+        ]  # of each layer that which it reads
         self.parameters = 0  # of the whole model, over all ranks; set when it is loaded
         self.reference: Reference | None = None
         is_sequential = not (config.parallel or config.residual_normed) and config.residual_scale == 1.0
@@ -510,7 +515,7 @@ class Decoder(Module):
         x_TE, given_TLY = self._begin(step) if given_TE is None else self._taken_over(given_TE)
         run = self._parallel if self.config.parallel else self._sequential
         if self.config.shares_keys:
-            caches = self._shared(caches)
+            caches = [caches[number] for number in self.cache_numbers]
         if self.ends.streams is not None and given_TLY is not None:
             streams = self.ends.streams
             x_ATE = streams.split(x_TE) if given_TE is None else streams.unpack(x_TE)
@@ -556,12 +561,6 @@ class Decoder(Module):
         if given_TLY is None or self.group.is_last_stage:
             return x_TE
         return torch.cat((x_TE, given_TLY[:, len(self.layers) :].flatten(1)), -1)
-
-    def _shared(self, caches: list[LayerCache]) -> list[LayerCache]:
-        """For each layer the one that it reads."""
-        config, mine = self.config, self.config.layers_of(self.group)
-        before = sum(layer.has_cache for layer in config.layers[: mine.start])
-        return [caches[config.cache_of(at) - before] for at in mine]
 
     def views(self) -> list[tuple[int, int]]:
         """See Model."""
