@@ -183,16 +183,23 @@ tail-schedules: # thousands of them in virtual time, and of operations of the co
 	PENSTOCK_SIMULATIONS=5000 cargo test --locked --workspace $(AS_IN_TESTS) --lib in_every_schedule
 	PROPTEST_CASES=2000 cargo test --locked --package penstock-core --lib tests::random
 
+TAIL_BESIDE := --numprocesses 2 --dist loadfile
 tail-tests: install $(DEVELOPED) client-environments
-	$(PYTEST) server/tests -m tail
-	$(PYTEST) kernels/tests -m tail
-	$(PYTEST) integration-tests --ignore integration-tests/parity -m tail
+	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) server/tests -m 'tail and not alone'
+	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) kernels/tests -m 'tail and not alone'
+	$(PYTEST) $(TAIL_BESIDE) integration-tests --ignore integration-tests/parity -m 'tail and not alone'
+	$(PYTEST) $(call MEASURED,integration-tests) -m 'tail and alone'
 
 tail-on-torch: install $(DEVELOPED) # what the CPU engine has computed
-	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)
+	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(TAIL_BESIDE) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)
 
+# The page is of what all processes saw.
+PARITY_SEEN := $(abspath .cache/parity-seen.jsonl)
+tail-parity: export PENSTOCK_SEEN := $(PARITY_SEEN)
 tail-parity: install $(DEVELOPED) # every family served over HTTP, every architecture of transformers
-	$(PYTEST) integration-tests/parity -m ''
+	: > $(PARITY_SEEN)
+	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) integration-tests/parity -m '' --ignore integration-tests/parity/test_the_page.py
+	$(PYTEST) integration-tests/parity/test_the_page.py -m ''
 
 # libFuzzer's counters are of LLVM and need no nightly Rust; with a target they are in no build script.
 FUZZ_SECONDS ?= 60

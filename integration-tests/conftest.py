@@ -13,10 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 import wire
 from launched import BINARY, EXACT, PACKED_CACHE_DIR, Launched
@@ -92,21 +90,6 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
             launched.stop()
         else:
             launched.assert_no_orphan()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """With `--dist loadfile` one of several processes runs a whole file, since files share servers; and one runs all of
-    parity/, since `test_the_page` tells what the tests before it saw."""
-    if config.getoption("dist") != "loadfile":
-        return None
-
-    class ByFileOrParity(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::", 1)[0]
-            return "parity" if "/parity/" in file else file
-
-    return ByFileOrParity(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,5 +1,11 @@
-"""docs/models.md: its table is what the parity tests saw; the rest of the page stays as it is."""
+"""docs/models.md: its table is what the parity tests saw; the rest of the page stays as it is.
 
+The tests run in several processes: each adds a line of what it saw to the file that PENSTOCK_SEEN names, and `test_the_page`
+reads them all.
+"""
+
+import json
+import os
 from pathlib import Path
 
 from families import FAMILIES
@@ -11,19 +17,28 @@ from penstock.models.recorder import unknown_choice
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
+SEEN = "PENSTOCK_SEEN"
 COLUMNS = ("prefill", "chunks", "decode", "prefix hit", "ragged batch", "TP=2", "PP=2", "greedy text")
-
-# Family to column of the table to what is written there: filled by the tests.
-seen: dict[str, dict[str, str]] = {family: {} for family in FAMILIES}
 
 
 def saw(family: str, column: str, what: str) -> None:
     """A test saw this of a family, beside what was seen before."""
-    before = seen[family].get(column)
-    seen[family][column] = what if before is None else f"{before}, {what}"
+    if SEEN in os.environ:
+        with open(os.environ[SEEN], "a") as lines:
+            lines.write(json.dumps((family, column, what)) + "\n")
 
 
-def written() -> str:
+def all_seen() -> dict[str, dict[str, str]]:
+    """Family to column of the table to what was seen there."""
+    found: dict[str, dict[str, str]] = {family: {} for family in FAMILIES}
+    with open(os.environ[SEEN]) as lines:
+        for family, column, what in map(json.loads, lines):
+            before = found[family].get(column)
+            found[family][column] = what if before is None else f"{before}, {what}"
+    return found
+
+
+def written(seen: dict[str, dict[str, str]]) -> str:
     """The page with this table in it."""
     page = PAGE.read_text()
     lines = [
