@@ -157,7 +157,7 @@ pub struct RouterArgs {
     /// Refuse requests that say what a text has to be (`grammar`, `response_format`)
     #[arg(long, env, help_heading = "Limits", value_parser = BoolishValueParser::new())]
     pub disable_grammar_support: bool,
-    /// How long a grammar may take to compile, in milliseconds
+    /// How long a grammar may take to compile, in milliseconds of a processor; while others want that, it may wait ten times as long
     #[arg(long, env, default_value_t = 1000, help_heading = "Limits", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub grammar_timeout_ms: u64,
     /// Longest prompt, in tokens [default: max-total-tokens - 1]

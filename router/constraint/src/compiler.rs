@@ -22,7 +22,7 @@ use crate::{
     limits::Limits,
     matcher::Grammar,
     source::Source,
-    stop::{Cancel, Stop, cancelled, timed_out},
+    stop::{Cancel, Stop, cancelled, latest, timed_out},
     vocabulary::{Token, Vocabulary},
     yields::Yields,
 };
@@ -84,8 +84,8 @@ impl Compiler {
         })
     }
 
-    /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and [`Limits::timeout`]
-    /// together; returns soon after `cancel` is set.
+    /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and ten times [`Limits::timeout`]
+    /// together, at most; returns soon after `cancel` is set.
     pub fn compile(&self, source: Source, cancel: &Cancel) -> Result<Arc<Grammar>, CompileError> {
         let content = source.content(&self.limits)?;
         if let Some(grammar) = locked(&self.cache).get(&content) {
@@ -118,17 +118,17 @@ impl Compiler {
         cancel: &Cancel,
     ) -> Result<Arc<Grammar>, CompileError> {
         let (sender, result) = sync_channel(1);
-        let deadline = Instant::now() + self.limits.timeout;
+        let deadline = latest(self.limits.timeout);
         let vocabulary = self.vocabulary.clone();
         let limits = self.limits.clone();
-        let stop = Stop { cancel: cancel.clone(), deadline };
-        let thread = Arc::new(OnceLock::new());
-        let own = thread.clone();
+        let begun = Arc::new(OnceLock::new());
+        let (own, own_cancel) = (begun.clone(), cancel.clone());
         let work = move || {
             let _place = place;
             let _yields = Yields::begin();
+            let stop = Stop::begin(own_cancel, limits.timeout);
             // SAFETY: it has no arguments, and cannot fail.
-            let _ = own.set(unsafe { libc::gettid() });
+            let _ = own.set((unsafe { libc::gettid() }, stop.clone()));
             let compiled =
                 catch_unwind(AssertUnwindSafe(|| grammar::compile(&source, &vocabulary, &limits, &stop)))
                     .unwrap_or_else(|panic| Err(panicked(&*panic)));
@@ -142,17 +142,19 @@ impl Compiler {
         )?;
         let mut is_long = false;
         loop {
-            if cancel.is_cancelled() {
-                return Err(cancelled());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match result.recv_timeout(left.min(POLL)) {
+            match result.recv_timeout(POLL) {
                 Ok(compiled) => return compiled,
-                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(timed_out(&self.limits)),
                 Err(RecvTimeoutError::Timeout) => {
-                    if !is_long && let Some(&thread) = thread.get() {
-                        is_long = true;
-                        leave_to_others(thread);
+                    if let Some((thread, stop)) = begun.get() {
+                        stop.check(&self.limits)?;
+                        if !is_long {
+                            is_long = true;
+                            leave_to_others(*thread);
+                        }
+                    } else if cancel.is_cancelled() {
+                        return Err(cancelled());
+                    } else if Instant::now() > deadline {
+                        return Err(timed_out(&self.limits));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => {

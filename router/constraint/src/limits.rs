@@ -5,7 +5,7 @@ use std::time::Duration;
 /// What one grammar, and all that are kept, may cost.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The longest that compiling one grammar may take (`--grammar-timeout-ms`).
+    /// What compiling one grammar may take of a processor (`--grammar-timeout-ms`); ten times as long whatever else runs there.
     pub timeout: Duration,
     /// The longest that a grammar waits for a thread to compile it.
     pub wait: Duration,

@@ -466,7 +466,7 @@ fn all_of(mut parts: Vec<Value>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use super::*;
     use crate::stop::Cancel;
@@ -478,9 +478,9 @@ mod tests {
             .collect();
         let schema = json!({"oneOf": options});
         let limits = Limits::default();
-        let late = Stop { cancel: Cancel::new(), deadline: Instant::now() + Duration::from_millis(5) };
+        let late = Stop::begin(Cancel::new(), Duration::from_millis(5));
         assert_eq!(to_core(&schema, &limits, &late).unwrap_err().kind, Kind::TimedOut);
-        let in_time = Stop { cancel: Cancel::new(), deadline: Instant::now() + Duration::from_secs(600) };
+        let in_time = Stop::begin(Cancel::new(), Duration::from_secs(600));
         let error = to_core(&schema, &limits, &in_time).unwrap_err();
         assert_eq!(error.kind, Kind::Unsupported);
         assert!(error.to_string().contains("more than 1000000 comparisons"), "{error}");
