@@ -1,7 +1,7 @@
 // Products of rows with packed weights, two builds of the kernels in turns in one process; products.py compiles and runs it.
 //
 // With PENSTOCK_ISA this file is the kernels of one build, under that name; without, it is the program:
-//   products FORMAT ROWS OUTPUTS INPUTS GATED MEGABYTES THREADS SECONDS
+//   products FORMAT ROWS OUTPUTS INPUTS GATED MEGABYTES THREADS SECONDS ISA
 // MEGABYTES: of matrices that are gone through, so that weights come from memory; 0: one matrix again and again. Prints a line of JSON.
 #if defined(PENSTOCK_ISA)
 #include "work.h"
@@ -22,7 +22,9 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
 #else
 #include <immintrin.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -162,9 +164,32 @@ __attribute__((target("avx512f"))) void read(void *context, int member) {
 
 struct Multiplying {
     Team *team;
-    bool is_bytes;
+    bool is_bytes, is_tiles;
     int64_t turns;
 };
+
+// Four sums of tiles side by side, of factors that stay in their registers.
+constexpr int kTileSums = 4;
+#define PENSTOCK_TILES(product)                                                                                            \
+    product " %%tmm6, %%tmm4, %%tmm0\n\t" product " %%tmm6, %%tmm5, %%tmm1\n\t" product " %%tmm7, %%tmm4, %%tmm2\n\t" product \
+            " %%tmm7, %%tmm5, %%tmm3\n\t"
+
+void saturate_tiles(const Multiplying &job) {
+    struct alignas(64) {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shapes = {};
+    shapes.palette = 1;
+    for (int t = 0; t < 8; t++) shapes.row_bytes[t] = 64, shapes.rows[t] = 16;
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+    for (int64_t turn = 0; turn < job.turns; turn++)
+        if (job.is_bytes)
+            asm volatile(PENSTOCK_TILES("tdpbusd")::);
+        else
+            asm volatile(PENSTOCK_TILES("tdpbf16ps")::);
+    asm volatile("tilerelease");
+}
 
 // 12 sums side by side, in registers.
 constexpr int kSums = 12;
@@ -178,6 +203,10 @@ constexpr int kSums = 12;
 
 __attribute__((target("avx512f"))) void saturate(void *context, int) {
     const Multiplying &job = *static_cast<const Multiplying *>(context);
+    if (job.is_tiles) {
+        saturate_tiles(job);
+        return job.team->barrier();
+    }
     asm volatile(PENSTOCK_TWELVE(PENSTOCK_CLEAR) PENSTOCK_CLEAR("12") PENSTOCK_CLEAR("13")::: PENSTOCK_TOUCHED);
     for (int64_t turn = 0; turn < job.turns; turn++)
         if (job.is_bytes)
@@ -195,7 +224,10 @@ double median(std::vector<double> times) {
 }  // namespace
 
 int main(int argc, char **argv) {
-    if (argc != 9) return std::fputs("products FORMAT ROWS OUTPUTS INPUTS GATED MEGABYTES THREADS SECONDS\n", stderr), 2;
+    if (argc != 10) return std::fputs("products FORMAT ROWS OUTPUTS INPUTS GATED MEGABYTES THREADS SECONDS ISA\n", stderr), 2;
+    const bool is_tiles = std::string(argv[9]) == "amx";
+    constexpr long ask_for_state = 0x1023, tile_data = 18;
+    if (is_tiles && syscall(SYS_arch_prctl, ask_for_state, tile_data)) return std::fputs("no tiles\n", stderr), 2;
     const std::string format = argv[1];
     const bool is_bf16 = format == "bf16", is_int8 = format == "int8";
     Cell cell = {};
@@ -265,8 +297,10 @@ int main(int argc, char **argv) {
         }
         limits[0].push_back(shortest);
         // An instruction of 512 bits multiplies and adds 64 bytes or 32 numbers of bf16.
-        const double in_a_turn = 2.0 * kSums * (is_bf16 ? 32 : 64) * threads;
-        Multiplying multiplying = {&team, !is_bf16, static_cast<int64_t>(2e-3 * 4e11 / in_a_turn)};
+        // A tile's, 256 sums of as many.
+        const double side_by_side = is_tiles ? 256.0 * kTileSums : kSums;
+        const double in_a_turn = 2.0 * side_by_side * (is_bf16 ? 32 : 64) * threads;
+        Multiplying multiplying = {&team, !is_bf16, is_tiles, static_cast<int64_t>(2e-3 * (is_tiles ? 4e12 : 4e11) / in_a_turn)};
         const double begin = now();
         team.run(threads, saturate, &multiplying);
         limits[1].push_back((now() - begin) * operations / (in_a_turn * static_cast<double>(multiplying.turns)));

@@ -1,10 +1,10 @@
 """Products of the CPU engine alone, two builds of the kernels in turns in one process, beside what the machine can do.
 
     python benchmarks/products.py [--before REVISION] [--models m1b,m135,m15] [--formats bf16,int8,int4] [--rows 1,8,32,512]
-        [--layers gated,down] [--seconds 2] [--threads 2] [--in-cache]
+        [--layers gated,down] [--seconds 2] [--threads 2] [--in-cache] [--isa avx512]
 
 `after` is this working tree, `before` the revision, HEAD by default; with the same sources in both the ratio says what noise is. Needs an
-x86 processor with AVX-512 BF16 and VNNI, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
+x86 processor with AVX-512 BF16 and VNNI, for `--isa amx` with AMX, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
 caches; more rows, and m15's, go through one matrix again and again. A turn is each build once, all weights read, and the product's instruction
 from registers, so limits are of the same moment. Printed are medians of the turns, shares of the limit that binds (the longer of reading and
 multiplying), and whether both builds gave the same bits: where they did not, it exits with 1. With one
@@ -44,11 +44,11 @@ def sources_of(revision: str, folder: Path) -> Path:
     return folder / "kernels" / "csrc" / "cpu"
 
 
-def compile_program(before: Path, after: Path, folder: Path) -> Path:
+def compile_program(before: Path, after: Path, folder: Path, isa: str) -> Path:
     """The program of products.cpp with both builds in it. Raises subprocess.CalledProcessError."""
     program = str(ROOT / "benchmarks" / "products.cpp")
     flags = [*build_library.FLAGS, *build_library.KERNEL_FLAGS, "-w"]
-    kernels = [*flags, *build_library.X86["avx512"]]
+    kernels = [*flags, *build_library.X86[isa]]
     jobs = [
         [*kernels, "-DPENSTOCK_ISA=before", f"-I{before}", "-c", program, "-o", f"{folder}/before.o"],
         [*kernels, "-DPENSTOCK_ISA=after", f"-I{after}", "-c", program, "-o", f"{folder}/after.o"],
@@ -69,6 +69,7 @@ def measured(
     """A line of the table."""
     weights, rows, outputs, inputs, gated = cell
     arguments = [weights, rows, outputs, inputs, int(gated), megabytes, options.threads, options.seconds]
+    arguments.append(options.isa)
     answer = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, check=False)
     if not answer.stdout:
         raise SystemExit(f"products: {' '.join(map(str, arguments))} ended with {answer.returncode}")
@@ -101,12 +102,13 @@ def main() -> int:
     parser.add_argument(
         "--in-cache", action="store_true", help="one matrix again and again, whatever the model"
     )
+    parser.add_argument("--isa", choices=["avx512", "amx"], default="avx512")
     options = parser.parse_args()
     options.failed = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = sources_of(options.before, folder)
-        program = compile_program(before, build_library.SOURCES, folder)
+        program = compile_program(before, build_library.SOURCES, folder, options.isa)
         print(
             "| weights | rows | product | from | before, Gop/s | after | times as fast (fastest turns) | share of the limit | limits | turns |"
         )

@@ -162,6 +162,24 @@ def test_products_and_their_epilogues(name: str, inputs: int, outputs: int) -> N
 
 
 @pytest.mark.parametrize("name", SETS)
+def test_rows_of_many_inputs_get_the_same_alone_and_in_chunks(name: str) -> None:
+    """Of so many that fewer rows at once fit a cache; and in parts whose sums are added up."""
+    inputs, outputs = 3200, 48
+    table, weight = random(300, inputs), random(outputs, inputs, scale=inputs**-0.5, seed=1)
+    bench = Bench(name, table)
+    rounded = bench.rounded()
+    out = bench.program.buffer("out", Layout.F32, outputs)
+    tiles = packed(weight)
+    bench.add(Kind.LINEAR, rounded, out, rows=outputs, columns=tiles.shape[1], weight=tiles)
+    together = bench.run(list(range(300))).rows(out, 300).clone()
+    exact = table.bfloat16().float() @ weight.bfloat16().float().T
+    torch.testing.assert_close(together, exact, atol=2e-4, rtol=2e-4)
+    for count in (1, 20, 160):
+        alone = bench.run(list(range(100, 100 + count))).rows(out, count)
+        assert torch.equal(alone, together[100 : 100 + count]), count
+
+
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(
     ("activation", "function"),
     [
@@ -385,7 +403,7 @@ def test_quantized_sums_are_the_same_to_the_last_bit_with_every_instruction_set(
             together = bench.run(list(range(300))).rows(out, 300).clone()
             wanted = together if wanted is None else wanted
             assert torch.equal(together, wanted), (name, format)
-            for count in (*range(1, 18), 32, 33):
+            for count in (*range(1, 18), 24, 31, 32, 33):
                 alone = bench.run(list(range(100, 100 + count))).rows(out, count)
                 assert torch.equal(alone, wanted[100 : 100 + count]), (name, format, count)
 

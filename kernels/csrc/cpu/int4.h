@@ -28,13 +28,17 @@ INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
 }
 
 // Up to so many rows int4 is brought to int8 piece by piece, for 16 rows at a time; for more of them whole columns are.
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(PENSTOCK_AVX512)
 constexpr int kInt4Few = 32;
 #else
 constexpr int kInt4Few = 16;
 #endif
 
 #if defined(PENSTOCK_AVX512)
+// Tiles ahead that are asked for, in the second cache: one column at a time leaves the first one's few requests too few for a
+// memory that is far (Sapphire Rapids: 1.1 times as fast as four of them in the first).
+constexpr int kInt4Ahead = 8;
+
 // 8 times the sums of a row's groups of inputs, less than 0, which sums of one row begin with. Inputs have no sign where
 // they are turned.
 INLINE void sum_int4_inputs(const uint8_t *a, int quads, int32_t *eights) {
@@ -69,7 +73,7 @@ INLINE void int4_groups(const uint8_t *a, long a_bytes, const uint8_t *numbers, 
 #pragma GCC unroll 8
     for (int p = 0; p < 8; p++) {
         // A line with each line: many at once would have those wait that are needed now.
-        fetch_ahead(ahead + p * 64, 64);
+        fetch_far(ahead + p * 64, 64);
         const __m512i both = _mm512_loadu_si512(numbers + p * 64);
         const __m512i first = _mm512_and_si512(both, nibbles);
         const __m512i second = _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles);
@@ -109,13 +113,13 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
     for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
     for (int k = 0; k < tiles; k++) {
         const uint8_t *const tile = column + (long)k * PENSTOCK_INT4_BYTES;
-        const uint8_t *const ahead = ahead_of(column, k, tiles, PENSTOCK_INT4_BYTES, step);
-        fetch_ahead(ahead + 1024, 64);
+        const uint8_t *const ahead = ahead_of(column, k, tiles, PENSTOCK_INT4_BYTES, step, kInt4Ahead);
+        fetch_far(ahead + 1024, 64);
         for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
             const int left = quads - k * 32 - half * 8;
             const uint8_t *const there = ahead + half * 512;
             if (left <= 0) {
-                fetch_ahead(there, 512);
+                fetch_far(there, 512);
                 continue;
             }
             const uint8_t *const inputs = a + (long)k * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP;
@@ -131,7 +135,7 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
 }
 #endif
 
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(PENSTOCK_AVX512)
 constexpr int kInt4Rows = 8;  // whose sums with two columns leave registers for what tiles are brought to int8 with
 
 // Loads once: GCC would load anew for each use, and Zen 4 loads one such register in a cycle.
@@ -160,7 +164,7 @@ INLINE void int4_block_groups(const uint8_t *inputs, long a_bytes, const uint8_t
     for (int p = 0; p < 8; p++) {
         __m512i numbers[2][count];
         for (int i = 0; i < count; i++) {
-            fetch_ahead(ahead[i] + half * 512 + p * 64, 64);
+            fetch_far(ahead[i] + half * 512 + p * 64, 64);
             const __m512i both = load_once(tile[i] + 64 + half * 512 + p * 64);
             // Two numbers up to 15 in 16 bits, times up to 15: the lower does not reach the upper one's byte.
             const __m512i low = _mm512_and_si512(both, nibbles);
@@ -191,8 +195,8 @@ INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *col
     const auto find = [&](int k, const uint8_t **tile, const uint8_t **ahead) {
         for (int i = 0; i < count; i++) {
             tile[i] = columns[i] + (long)k * PENSTOCK_INT4_BYTES;
-            ahead[i] = ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step);
-            fetch_ahead(ahead[i] + 1024, 64);
+            ahead[i] = ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step, kInt4Ahead);
+            fetch_far(ahead[i] + 1024, 64);
         }
     };
     const uint8_t *tile[count], *ahead[count];
@@ -214,7 +218,7 @@ INLINE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *const *col
             else if (left > 0)
                 int4_block_groups<rows, count, false>(inputs, a_bytes, tile, ahead, half, sum);
             else
-                for (int i = 0; i < count; i++) fetch_ahead(ahead[i] + half * 512, 512);
+                for (int i = 0; i < count; i++) fetch_far(ahead[i] + half * 512, 512);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -242,6 +246,63 @@ SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_
                                          c + row * 16);
         row += some;
     }
+}
+#endif
+
+#if defined(PENSTOCK_AMX)
+// 16 rows times up to four columns of int4, or 32 rows times one or two: c[column][block of 16 rows]. Sums stay in registers
+// while tile after tile becomes int8, the next one before a tile is multiplied, since tiles are not loaded out of stores under way.
+template <int count, int blocks>
+INLINE void int4_tiles(const uint8_t *a, long a_bytes, const uint8_t *const *columns, int quads, long step, uint8_t *unpacked,
+                       float *c) {
+    constexpr Numbers numbers = kBytes;
+    const int tiles = (quads + 31) / 32, halves = tiles_of_quads(quads);
+    const auto bring = [&](int k) {
+        for (int i = 0; i < count; i++) {
+            const long at = (long)k * PENSTOCK_INT4_BYTES;
+            fetch_ahead(ahead_of(columns[i], k, tiles, PENSTOCK_INT4_BYTES, step), PENSTOCK_INT4_BYTES);
+            unpack_int4(columns[i] + at, unpacked + (k % 2 * count + i) * 2 * kTileBytes);
+        }
+    };
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    bring(0);
+    for (int k = 0; k < tiles; k++) {
+        if (k + 1 < tiles) bring(k + 1);
+        for (int half = 0; half < 2 && 2 * k + half < halves; half++) {
+            const uint8_t *x = a + (2 * k + half) * 64, *b = unpacked + (k % 2 * count * 2 + half) * kTileBytes;
+            TILE_LOAD(4, x, a_bytes);
+            TILE_LOAD(6, b, 64);
+            TILE_PRODUCT(0, 4, 6);
+            if (blocks > 1) {
+                TILE_LOAD(5, x + 16 * a_bytes, a_bytes);
+                TILE_PRODUCT(1, 5, 6);
+            }
+            if (count > 1) {
+                TILE_LOAD(7, b + 2 * kTileBytes, 64);
+                if (blocks > 1) {
+                    TILE_PRODUCT(2, 4, 7);
+                    TILE_PRODUCT(3, 5, 7);
+                } else {
+                    TILE_PRODUCT(1, 4, 7);
+                }
+            }
+            if (count > 2) {
+                TILE_LOAD(6, b + 4 * kTileBytes, 64);
+                TILE_PRODUCT(2, 4, 6);
+            }
+            if (count > 3) {
+                TILE_LOAD(7, b + 6 * kTileBytes, 64);
+                TILE_PRODUCT(3, 4, 7);
+            }
+        }
+    }
+    TILE_STORE(0, c, 64);
+    if (count * blocks > 1) TILE_STORE(1, c + kBlockFloats, 64);
+    if (count * blocks > 2) TILE_STORE(2, c + 2 * kBlockFloats, 64);
+    if (count * blocks > 3) TILE_STORE(3, c + 3 * kBlockFloats, 64);
 }
 #endif
 

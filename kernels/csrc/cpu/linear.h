@@ -9,8 +9,16 @@
 
 namespace {
 
-// Rows whose products are taken while a column of tiles is in the processor's second cache.
+// Rows whose products are taken while weights pass: they are in the processor's second cache, and columns of tiles as well.
 constexpr int kRowsInChunk = 256;
+
+INLINE int rows_in_chunk([[maybe_unused]] const LinearArgs &args) {
+#if defined(PENSTOCK_AMX)
+    // Of 2 MB, or tiles are loaded from further away than they are multiplied.
+    if (args.source_bytes * kRowsInChunk > 3 << 19) return kRowsInChunk / 2;
+#endif
+    return kRowsInChunk;
+}
 
 // Of a tile, for `finish`.
 struct Finish {
@@ -145,30 +153,39 @@ SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int ti
 }
 
 #if defined(PENSTOCK_AMX)
-// Blocks of rows and tiles of inputs whose products are taken while the weights of two columns and the sums are in the
-// first cache, which holds 48 KB.
-constexpr int kRowsNear = 128, kTilesNear = 9;
+// Rows, and tiles of inputs at most, whose products are taken while the weights of two columns are in the first cache, which
+// holds 48 KB.
+constexpr int kRowsNear = 128, kTilesNear = 16;
 
-// Two columns of tiles, or one, of more than 16 rows.
+// Two columns of tiles, or one, of more than 16 rows. `unpacked`: they are int4 yet, of up to 32 rows; memory for what becomes of it.
 template <Numbers numbers>
 INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const uint8_t *const *columns,
-                       const int *tiles, int count, int k_tiles, Use use, long step, float *sums) {
-    const int at_once = use == kOfStream ? k_tiles : kTilesNear;
+                       const int *tiles, int count, int k_tiles, Use use, long step, uint8_t *unpacked, float *sums) {
+    const int parts = use == kOfStream ? 1 : (k_tiles + kTilesNear - 1) / kTilesNear, at_once = (k_tiles + parts - 1) / parts;
+    if (unpacked) {
+        const uint8_t *a = args.source + begin * args.source_bytes;
+        const int quads = ((args.width ? args.width : args.inputs) + 3) / 4;
+        if (count == 1)
+            int4_tiles<1, 2>(a, args.source_bytes, columns, quads, step, unpacked, sums);
+        else
+            int4_tiles<2, 2>(a, args.source_bytes, columns, quads, step, unpacked, sums);
+    }
     for (int64_t near = begin; near < end; near += kRowsNear) {
         const int64_t stop = least(near + kRowsNear, end);
-        for (int k = 0; k < k_tiles; k += at_once) {
+        for (int k = 0; k < k_tiles && !unpacked; k += at_once) {
             const int some = static_cast<int>(least(at_once, k_tiles - k));
             const uint8_t *const from[2] = {columns[0] + (int64_t)k * kTileBytes,
                                             columns[count - 1] + (int64_t)k * kTileBytes};
             float *c = sums;
             for (int64_t row = near; row < stop; row += 32, c += 4 * kBlockFloats) {
                 const uint8_t *a = args.source + row * args.source_bytes + k * 64;
+                const long next = row == begin ? step : 0;
                 if (count == 1)
-                    wide_product_of<1, kOfCached, numbers>(a, args.source_bytes, from, some, 0, k > 0, c);
+                    wide_product_of<1, kOfCached, numbers>(a, args.source_bytes, from, some, next, k > 0, c);
                 else if (use == kOfStream)
                     wide_product_of<2, kOfStream, numbers>(a, args.source_bytes, from, some, step, k > 0, c);
                 else
-                    wide_product_of<2, kOfCached, numbers>(a, args.source_bytes, from, some, 0, k > 0, c);
+                    wide_product_of<2, kOfCached, numbers>(a, args.source_bytes, from, some, next, k > 0, c);
             }
         }
         float *c = sums;
@@ -225,7 +242,21 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
         return;
     }
 #endif
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(PENSTOCK_AMX)
+    if (rows > kInt4Rows) {
+        switch (count) {
+            case 4:
+                return int4_tiles<4, 1>(a, args.source_bytes, columns, quads, step, unpacked, sums);
+            case 3:
+                return int4_tiles<3, 1>(a, args.source_bytes, columns, quads, step, unpacked, sums);
+            case 2:
+                return int4_tiles<2, 1>(a, args.source_bytes, columns, quads, step, unpacked, sums);
+            default:
+                return int4_tiles<1, 1>(a, args.source_bytes, columns, quads, step, unpacked, sums);
+        }
+    }
+#endif
+#if defined(PENSTOCK_AVX512)
     for (int i = 0; i < count; i += 2) {
         const long to_next = i + 2 < count ? columns[i + 2] - columns[i] : columns[0] + step - columns[i];
         if (i + 1 < count)
@@ -302,8 +333,10 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
     const long step = next * column_bytes;
     const uint8_t *columns[kMostTiles];
     for (int i = 0; i < count; i++) columns[i] = args.weight + tiles[i] * column_bytes;
+    [[maybe_unused]] long step_of_columns = step;
     uint8_t *unpacked = reinterpret_cast<uint8_t *>(sums) + kUnpackedOffset;
     if (is_int4 && args.rows > kInt4Few) {
+        step_of_columns = 0;
         // Two columns whole, for all rows.
         const int64_t unpacked_bytes = (int64_t)(k_tiles + 1) / 2 * 2 * kTileBytes;
         for (int i = 0; i < count; i++) {
@@ -323,9 +356,10 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
         for (int i = 0; i < count; i += 2) {
             const int some = static_cast<int>(least(2, count - i));
             if (is_bf16)
-                wide_block<kShorts>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, step, sums);
+                wide_block<kShorts>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, step_of_columns, nullptr, sums);
             else
-                wide_block<kBytes>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, step, sums);
+                wide_block<kBytes>(args, begin, end, columns + i, tiles + i, some, k_tiles, use, step_of_columns,
+                                   is_int4 ? unpacked : nullptr, sums);
         }
         return;
     }
@@ -352,7 +386,8 @@ void linear(const LinearArgs &args, const Work &work) {
     const bool gated = args.epilogue == PENSTOCK_GATE;
     const int half = all_tiles / 2;
     const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
-    const int64_t chunks = (args.rows + kRowsInChunk - 1) / kRowsInChunk;
+    const int in_chunk = rows_in_chunk(args);
+    const int64_t chunks = (args.rows + in_chunk - 1) / in_chunk;
     const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 ? args.rows > kInt4Few
                                                                        : group_of(args.format) && args.rows > 16;
     // All rows of a stream pass while it is read: two columns leave registers for more of them than four do.
@@ -360,10 +395,11 @@ void linear(const LinearArgs &args, const Work &work) {
     const int units_at_once = units * chunks >= 16 * work.members && !is_two ? 2 : 1;
     const int64_t groups = (units + units_at_once - 1) / units_at_once;
     configure_products(static_cast<int>(least(16, args.rows)));
-    const int next = chunks > 1 ? 0 : (gated ? 1 : 2) * units_at_once;
+    const int next = (gated ? 1 : 2) * units_at_once;
+    // Rows of a chunk stay in the second cache while weights pass.
     for (int64_t item; (item = take_in_order(work, groups * chunks)) >= 0;) {
-        const int64_t chunk = item % chunks;
-        const int first = static_cast<int>(item / chunks) * units_at_once;
+        const int64_t chunk = item / groups;
+        const int first = static_cast<int>(item % groups) * units_at_once;
         int tiles[kMostTiles], count = 0;
         for (int unit = first; unit < least(first + units_at_once, units); unit++) {
             tiles[count++] = gated ? unit : 2 * unit;
@@ -372,8 +408,7 @@ void linear(const LinearArgs &args, const Work &work) {
             else if (2 * unit + 1 < all_tiles)
                 tiles[count++] = 2 * unit + 1;
         }
-        linear_block(args, chunk * kRowsInChunk, least((chunk + 1) * kRowsInChunk, args.rows), tiles, count, next,
-                     sums);
+        linear_block(args, chunk * in_chunk, least((chunk + 1) * in_chunk, args.rows), tiles, count, next, sums);
     }
 }
 

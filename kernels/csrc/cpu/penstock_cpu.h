@@ -30,7 +30,7 @@ enum { PENSTOCK_TILE_OUTPUTS = 16, PENSTOCK_TILE_INPUTS = 32, PENSTOCK_PAGE_TOKE
 enum penstock_format {
     PENSTOCK_FORMAT_BF16 = 0,
     // 16 outputs x 64 inputs, from -127 to 127, in quads: the number of input 4 p + i and output n is at [p][n][i]. The
-    // B operand of AMX' TDPBSSD, and 16 registers for VPDPBUSD.
+    // B operand of AMX' TDPBUSD, and 16 registers for VPDPBUSD.
     PENSTOCK_FORMAT_INT8 = 1,
     // 16 outputs x 128 inputs in 64 bytes and 1 KB. The bytes are factors from 1 to 15, [group of 32 inputs][output].
     // The byte at [p][n][i] holds u of input 4 p + i in its low half and of input 64 + 4 p + i in its high half; the

@@ -33,7 +33,7 @@ INLINE void configure(const TileConfiguration &configuration) {
 #define TILE_PRODUCT(c, a, b)                                                              \
     do {                                                                                   \
         if constexpr (numbers == kBytes)                                                   \
-            asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory");    \
+            asm volatile("tdpbusd %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory");    \
         else                                                                               \
             asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory"); \
     } while (0)
@@ -114,11 +114,14 @@ INLINE void product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, 
     if (count > 3) TILE_STORE(3, c + 3 * kBlockFloats, 64);
 }
 
-// 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there.
+// 32 rows and one or two columns of tiles: c[column][block of 16 rows]; `goes_on`: added to what is there. `step`: of weights
+// that are in a cache, those that are multiplied next in their place are asked for from far, if it is not 0.
 template <int count, Use use, Numbers numbers>
 INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step,
                             bool goes_on, float *c) {
     const uint8_t *const lower = a + 16 * a_bytes;
+    TILE_LOAD(4, a, a_bytes);
+    TILE_LOAD(6, b[0], 64);
     if (goes_on) {
         TILE_LOAD(0, c, 64);
         TILE_LOAD(1, c + kBlockFloats, 64);
@@ -134,16 +137,18 @@ INLINE void wide_product_of(const uint8_t *a, long a_bytes, const uint8_t *const
         const long at = (long)k * kTileBytes;
         if (use == kOfStream)
             for (int i = 0; i < count; i++) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
-        TILE_LOAD(6, b[0] + at, 64);
-        TILE_LOAD(4, a + k * 64, a_bytes);
-        TILE_PRODUCT(0, 4, 6);
+        if (use == kOfCached && step)
+            for (int i = 0; i < count; i++) fetch_far(b[i] + at + step, kTileBytes);
+        // What is multiplied next is loaded as soon as its registers are free. Behind the last tile that is the last again.
+        const long following = k + 1 < k_tiles ? k + 1 : k;
         TILE_LOAD(5, lower + k * 64, a_bytes);
+        TILE_PRODUCT(0, 4, 6);
+        if (count > 1) TILE_LOAD(7, b[1] + at, 64);
         TILE_PRODUCT(1, 5, 6);
-        if (count > 1) {
-            TILE_LOAD(7, b[1] + at, 64);
-            TILE_PRODUCT(2, 4, 7);
-            TILE_PRODUCT(3, 5, 7);
-        }
+        if (count > 1) TILE_PRODUCT(2, 4, 7);
+        TILE_LOAD(4, a + following * 64, a_bytes);
+        TILE_LOAD(6, b[0] + following * kTileBytes, 64);
+        if (count > 1) TILE_PRODUCT(3, 5, 7);
     }
     TILE_STORE(0, c, 64);
     TILE_STORE(1, c + kBlockFloats, 64);

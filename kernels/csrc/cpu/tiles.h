@@ -27,9 +27,9 @@ enum Use { kOfStream, kOfCached, kOfAttention };
 // groups of 64 bytes.
 enum Numbers { kShorts, kBytes };
 
-// Of bytes: VPDPBUSD multiplies numbers without a sign by those with one. A number plus 128 is its byte with the highest
-// bit turned over, and 128 times the sum of the weights is taken off in the end.
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+// Of bytes: VPDPBUSD and TDPBUSD multiply numbers without a sign by those with one. A number plus 128 is its byte with the
+// highest bit turned over, and 128 times the sum of the weights is taken off in the end.
+#if defined(PENSTOCK_AVX512)
 constexpr bool kIsTurned = true;
 #else
 constexpr bool kIsTurned = false;
@@ -53,10 +53,10 @@ INLINE void fetch_far(const uint8_t *from, int64_t bytes) {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
 }
 
-// The tile that is kAhead tiles behind tile `k` of a column, which has `tiles` of `bytes` each: beyond its end those of the
+// The tile that is `ahead` tiles behind tile `k` of a column, which has `tiles` of `bytes` each: beyond its end those of the
 // column that is multiplied next, `step` bytes further.
-INLINE const uint8_t *ahead_of(const uint8_t *column, int k, int tiles, long bytes, long step) {
-    const int next = k + kAhead;
+INLINE const uint8_t *ahead_of(const uint8_t *column, int k, int tiles, long bytes, long step, int ahead = kAhead) {
+    const int next = k + ahead;
     return column + next * bytes + (next < tiles ? 0 : step - tiles * bytes);
 }
 
