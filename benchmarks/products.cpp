@@ -106,6 +106,28 @@ void fill_weights(const Cell &cell, uint8_t *weights) {
     }
 }
 
+// What is taken off each output's sum where inputs have no sign: 128 times the sum of its weights, of the first matrix; the others'
+// are as large. With any other number results are as large as no model's, and activations of those take their time.
+std::vector<int32_t> sums_of(const Cell &cell, const uint8_t *weights) {
+    std::vector<int32_t> sums(round_up(cell.outputs, 16));
+    if (cell.format == PENSTOCK_FORMAT_BF16) return sums;
+    const bool is_int4 = cell.format == PENSTOCK_FORMAT_INT4;
+    const int64_t head = is_int4 ? 64 : 0, tile_bytes = head + 1024;
+    for (int64_t at = 0; at < cell.matrix_bytes; at++) {
+        const int64_t in_tile = at % tile_bytes - head;
+        if (in_tile < 0) continue;
+        const int64_t column = at / tile_bytes * tile_bytes / (cell.matrix_bytes / static_cast<int64_t>(sums.size() / 16));
+        const int64_t output = in_tile / 4 % 16;
+        int sum = static_cast<int8_t>(weights[at]);
+        if (is_int4) {
+            const uint8_t *const factors = weights + at - in_tile - head + in_tile / 512 * 16 + output;
+            sum = ((weights[at] & 15) - 8) * factors[0] + ((weights[at] >> 4) - 8) * factors[32];
+        }
+        sums[column * 16 + output] += 128 * sum;
+    }
+    return sums;
+}
+
 void fill_source(const Cell &cell, uint8_t *source) {
     const bool is_bf16 = cell.format == PENSTOCK_FORMAT_BF16;
     for (int row = 0; row < cell.rows; row++, source += cell.source_bytes) {
@@ -253,7 +275,7 @@ int main(int argc, char **argv) {
     fill_weights(cell, weights);
     fill_source(cell, source);
     const std::vector<float> scales(all_outputs, 0.001f);
-    const std::vector<int32_t> sums(all_outputs, 12345);
+    const std::vector<int32_t> sums = sums_of(cell, weights);
     const int64_t scratch = round_up(scratch_bytes(64, 64, unpacked_columns(cell.format, cell.inputs), true), 4096);
     Team team(threads);
     Job job = {&team, nullptr, nullptr, 0, threads, memory(scratch * threads), scratch};

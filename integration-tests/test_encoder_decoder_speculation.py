@@ -122,13 +122,11 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(served: Served, l
     expected = ask_all(served.plain.address, requests())
     launched = launch(*served.flags, "--max-batch-total-tokens", "1200", "--speculate", str(DRAFTS))
     launched.wait_ready()
-    with launched.slow_worker() as kill:
+    for kill in launched.interruptions():
         found = ask_all(launched.address, requests(), once(kill, at=300))
-    for request, one, other in zip(requests(), found, expected, strict=True):
-        assert one.error is None and one.same_as(other), f"{request}: {one} instead of {other}"
-    seen = launched.metrics()
-    assert seen.value("penstock_worker_restarts") == 1
-    assert seen.value("penstock_accepted_drafts") > 100
+        for request, one, other in zip(requests(), found, expected, strict=True):
+            assert one.error is None and one.same_as(other), f"{request}: {one} instead of {other}"
+    assert launched.metrics().value("penstock_accepted_drafts") > 100
 
 
 def test_a_draft_model_for_it_is_refused_by_name(served: Served, launch: Launch) -> None:

@@ -126,11 +126,10 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(
     expected = ask_all(plain.address, requests())
     flags = (*EXACT, "--model-id", str(folder), *LIMITS, "--max-batch-total-tokens", "2048")
     launched = launch(*flags, "--speculate", str(DRAFTS)).wait_ready()
-    with launched.slow_worker() as kill:
+    for kill in launched.interruptions():
         found = ask_all(launched.address, requests(), once(kill, at=400))
-    for request, one, other in zip(requests(), found, expected, strict=True):
-        assert one.same_as(other), f"{request}: {one} instead of {other}"
-    assert launched.metrics().value("penstock_worker_restarts") == 1
+        for request, one, other in zip(requests(), found, expected, strict=True):
+            assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_accepted_drafts") > 50
 
 

@@ -91,22 +91,22 @@ def ask_whole(address: wire.Address, answered_bodies: list[str]) -> list[threadi
     return threads
 
 
-def record(launch: Launch, file: Path, *flags: str) -> None:
-    """All of that at once, and the worker killed in the middle."""
+def record(launch: Launch, file: Path, *flags: str) -> int:
+    """All of that at once, and the worker killed in the middle. How many runs of workers that took."""
     launched = launch(*EXACT, "--max-best-of", "4", "--record", str(file), *flags).wait_ready()
-    answered: list[str] = []
-    with launched.slow_worker() as kill:
+    for kill in launched.interruptions():
+        answered: list[str] = []
         threads = ask_whole(launched.address, answered)
         answers = ask_all(launched.address, STREAMED, once(kill, at=150))
-    for thread in threads:
-        thread.join(wire.TIMEOUT)
-    assert sorted(answered) == sorted(path for path, _ in WHOLE)
-    assert all(answer.error is None for answer in answers), answers
+        for thread in threads:
+            thread.join(wire.TIMEOUT)
+        assert sorted(answered) == sorted(path for path, _ in WHOLE)
+        assert all(answer.error is None for answer in answers), answers
     metrics = launched.metrics()
-    assert metrics.value("penstock_worker_restarts") == 1
     if flags:
         assert metrics.value("penstock_accepted_drafts") > 20
     launched.stop()
+    return int(metrics.value("penstock_worker_restarts")) + 1
 
 
 def with_fewer_pages_at_last(file: Path, changed: Path) -> None:
@@ -125,7 +125,7 @@ def with_fewer_pages_at_last(file: Path, changed: Path) -> None:
     before, after = io.BytesIO(file.read_bytes()), io.BytesIO()
     entries: list[Any] = list(iter(partial(proto.parse_length_prefixed, entry_type, before), None))
     heads = [entry for entry in entries if entry.WhichOneof("what") == "head"]
-    assert len(heads) == 2
+    assert len(heads) >= 2
     heads[-1].head.prepared.pages -= 1
     for entry in entries:
         proto.serialize_length_prefixed(entry, after)
@@ -151,14 +151,14 @@ def test_a_record_of_everything_is_executed_again(drafts: str, launch: Launch, t
     if drafts == "model":
         draft = ("--speculate-model", str(first_layers(tmp_path / "draft", 4)))
     file = tmp_path / "record"
-    record(launch, file, *flags, *draft)
+    runs = record(launch, file, *flags, *draft)
 
     # Alone, every plan is checked.
     told = replay(file)
-    assert told.startswith("every plan is right") and "2 runs" in told, told
+    assert told.startswith("every plan is right") and f"{runs} runs" in told, told
     assert "the record ends: the server has stopped" in told, told
 
-    # On a worker that holds the model, one after the other through both runs, every result is compared.
+    # On a worker that holds the model, one after the other through all runs, every result is compared.
     address = f"unix:{tmp_path / 'socket'}"
     with RemoteWorker(tmp_path / "worker", *EXACT, *draft, "--listen", address) as worker:
         worker.wait_listening()
@@ -166,5 +166,5 @@ def test_a_record_of_everything_is_executed_again(drafts: str, launch: Launch, t
         with_fewer_pages_at_last(file, uneven)
         for one in (file, uneven):
             told = replay(one, "--worker", address)
-            assert told.startswith("every result is the same") and "2 runs" in told, told
+            assert told.startswith("every result is the same") and f"{runs} runs" in told, told
         assert worker.starts() == 1

@@ -287,11 +287,10 @@ def test_what_one_key_was_answered_is_guessed_from_for_that_key_alone(launch: La
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, exact: wire.Address) -> None:
     expected = ask_all(exact, requests())
     launched = launch(*EXACT, "--speculate", str(DRAFTS)).wait_ready()
-    with launched.slow_worker() as kill:
+    for kill in launched.interruptions():
         found = ask_all(launched.address, requests(), once(kill, at=400))
-    for request, one, other in zip(requests(), found, expected, strict=True):
-        assert one.same_as(other), f"{request}: {one} instead of {other}"
-    assert launched.metrics().value("penstock_worker_restarts") == 1
+        for request, one, other in zip(requests(), found, expected, strict=True):
+            assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_accepted_drafts") > 50
 
 

@@ -207,8 +207,8 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
 // Tiles of int4 of a column that are brought to int8 at once for few rows: two columns are half of the first cache.
 constexpr int kInt4Near = 4;
 
-// Products of up to 16 rows with columns of int4, brought to int8 piece by piece, with AVX-512 in registers and else at
-// `unpacked`; or of one or two rows as they are.
+// Products of up to 16 rows with columns of int4, brought to int8 piece by piece: with AVX-512 in registers, for more rows than their
+// sums fit on AMX tile by tile at `unpacked`, and else there some tiles at once; or of one or two rows as they are.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
                          int count, int quads, long step, [[maybe_unused]] uint8_t *unpacked, float *sums) {
     [[maybe_unused]] const int tiles = (quads + 31) / 32;
