@@ -171,7 +171,7 @@ struct Reading {
 };
 
 // Each member its part, in one stream or several.
-__attribute__((target("avx512f"))) void read(void *context, int member) {
+void read(void *context, int member) {
     const Reading &job = *static_cast<const Reading *>(context);
     const int64_t stream = job.bytes / job.members / job.streams / 4096 * 4096;
     const uint8_t *const part = job.from + job.bytes / job.members * member;
@@ -179,14 +179,14 @@ __attribute__((target("avx512f"))) void read(void *context, int member) {
         for (int i = 0; i < job.streams; i++) {
             const uint8_t *const line = part + stream * i + at;
             __builtin_prefetch(line + 1024, 0, 3);
-            asm volatile("vmovdqa64 (%0), %%zmm0" ::"r"(line) : "xmm0");
+            asm volatile("vmovdqa (%0), %%ymm0\n\tvmovdqa 32(%0), %%ymm0" ::"r"(line) : "xmm0");
         }
     job.team->barrier();
 }
 
 struct Multiplying {
     Team *team;
-    bool is_bytes, is_tiles;
+    bool is_bytes, is_tiles, is_avx2;
     int64_t turns;
 };
 
@@ -219,14 +219,26 @@ constexpr int kSums = 12;
     one("0") one("1") one("2") one("3") one("4") one("5") one("6") one("7") one("8") one("9") one("10") one("11")
 #define PENSTOCK_BYTES_OF(register) "vpdpbusd %%zmm12, %%zmm13, %%zmm" register "\n\t"
 #define PENSTOCK_SHORTS_OF(register) "vdpbf16ps %%zmm12, %%zmm13, %%zmm" register "\n\t"
+#define PENSTOCK_HALF_BYTES_OF(register) "vpmaddubsw %%ymm12, %%ymm13, %%ymm" register "\n\t"
+#define PENSTOCK_FLOATS_OF(register) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" register "\n\t"
+#define PENSTOCK_CLEAR_HALF(register) "vpxor %%ymm" register ", %%ymm" register ", %%ymm" register "\n\t"
 #define PENSTOCK_CLEAR(register) "vpxord %%zmm" register ", %%zmm" register ", %%zmm" register "\n\t"
 #define PENSTOCK_TOUCHED                                                                                            \
     "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13"
 
-__attribute__((target("avx512f"))) void saturate(void *context, int) {
+void saturate(void *context, int) {
     const Multiplying &job = *static_cast<const Multiplying *>(context);
     if (job.is_tiles) {
         saturate_tiles(job);
+        return job.team->barrier();
+    }
+    if (job.is_avx2) {
+        asm volatile(PENSTOCK_TWELVE(PENSTOCK_CLEAR_HALF) PENSTOCK_CLEAR_HALF("12") PENSTOCK_CLEAR_HALF("13")::: PENSTOCK_TOUCHED);
+        for (int64_t turn = 0; turn < job.turns; turn++)
+            if (job.is_bytes)
+                asm volatile(PENSTOCK_TWELVE(PENSTOCK_HALF_BYTES_OF)::: PENSTOCK_TOUCHED);
+            else
+                asm volatile(PENSTOCK_TWELVE(PENSTOCK_FLOATS_OF)::: PENSTOCK_TOUCHED);
         return job.team->barrier();
     }
     asm volatile(PENSTOCK_TWELVE(PENSTOCK_CLEAR) PENSTOCK_CLEAR("12") PENSTOCK_CLEAR("13")::: PENSTOCK_TOUCHED);
@@ -247,7 +259,7 @@ double median(std::vector<double> times) {
 
 int main(int argc, char **argv) {
     if (argc != 10) return std::fputs("products FORMAT ROWS OUTPUTS INPUTS GATED MEGABYTES THREADS SECONDS ISA\n", stderr), 2;
-    const bool is_tiles = std::string(argv[9]) == "amx";
+    const bool is_tiles = std::string(argv[9]) == "amx", is_avx2 = std::string(argv[9]) == "avx2";
     constexpr long ask_for_state = 0x1023, tile_data = 18;
     if (is_tiles && syscall(SYS_arch_prctl, ask_for_state, tile_data)) return std::fputs("no tiles\n", stderr), 2;
     const std::string format = argv[1];
@@ -318,11 +330,12 @@ int main(int argc, char **argv) {
             shortest = std::min(shortest, (now() - begin) / static_cast<double>(job.count));
         }
         limits[0].push_back(shortest);
-        // An instruction of 512 bits multiplies and adds 64 bytes or 32 numbers of bf16.
-        // A tile's, 256 sums of as many.
+        // An instruction of 512 bits multiplies and adds 64 bytes or 32 numbers of bf16; a tile's, 256 sums of as many. One of AVX2 32 bytes,
+        // whose sums are then to be widened, or 8 numbers of fp32.
         const double side_by_side = is_tiles ? 256.0 * kTileSums : kSums;
-        const double in_a_turn = 2.0 * side_by_side * (is_bf16 ? 32 : 64) * threads;
-        Multiplying multiplying = {&team, !is_bf16, is_tiles, static_cast<int64_t>(2e-3 * (is_tiles ? 4e12 : 4e11) / in_a_turn)};
+        const double at_once = is_avx2 ? (is_bf16 ? 8 : 32) : (is_bf16 ? 32 : 64), in_a_turn = 2.0 * side_by_side * at_once * threads;
+        Multiplying multiplying = {&team, !is_bf16, is_tiles, is_avx2,
+                                   static_cast<int64_t>(2e-3 * (is_tiles ? 4e12 : is_avx2 ? 1e11 : 4e11) / in_a_turn)};
         const double begin = now();
         team.run(threads, saturate, &multiplying);
         limits[1].push_back((now() - begin) * operations / (in_a_turn * static_cast<double>(multiplying.turns)));

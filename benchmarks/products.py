@@ -4,7 +4,7 @@
         [--layers gated,down] [--seconds 2] [--threads 2] [--in-cache] [--isa avx512]
 
 `after` is this working tree, `before` the revision, HEAD by default; with the same sources in both the ratio says what noise is. Needs an
-x86 processor with AVX-512 BF16 and VNNI, for `--isa amx` with AMX, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
+x86 processor with AVX-512 BF16 and VNNI, for `--isa amx` with AMX, or for `--isa avx2` with AVX2, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
 caches; more rows, and m15's, go through one matrix again and again. A turn is each build once, all weights read, and the product's instruction
 from registers, so limits are of the same moment. Printed are medians of the turns, shares of the limit that binds (the longer of reading and
 multiplying), and whether both builds gave the same bits: where they did not, it exits with 1. With one
@@ -72,7 +72,7 @@ def measured(
     arguments.append(options.isa)
     answer = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, check=False)
     if not answer.stdout:
-        raise SystemExit(f"products: {' '.join(map(str, arguments))} ended with {answer.returncode}")
+        raise SystemExit(f"products: {' '.join(map(str, arguments))} ended with {answer.returncode}: has this processor {options.isa}?")
     found = json.loads(answer.stdout)
     limit = max(found["read"] if megabytes else 0.0, found["multiply"])
     bound = "memory" if megabytes and found["read"] > found["multiply"] else "arithmetic"
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument(
         "--in-cache", action="store_true", help="one matrix again and again, whatever the model"
     )
-    parser.add_argument("--isa", choices=["avx512", "amx"], default="avx512")
+    parser.add_argument("--isa", choices=list(build_library.X86), default="avx512")
     options = parser.parse_args()
     options.failed = False
     with tempfile.TemporaryDirectory() as name:

@@ -35,7 +35,7 @@ AVX512 += ["-mprefer-vector-width=512", "-DPENSTOCK_AVX512"]
 # Before registers are given out, GCC moves loads so far ahead of the products that there are not registers enough.
 NEON = ["-fno-schedule-insns", "-DPENSTOCK_NEON"]
 X86 = {
-    "avx2": AVX2,
+    "avx2": [*AVX2, "-DPENSTOCK_AVX2"],
     "avx512": AVX512,
     "amx": [*AVX512, "-mamx-tile", "-mamx-bf16", "-DPENSTOCK_AMX"],
 }

@@ -3,6 +3,7 @@
 // it. Included by linear.h.
 #pragma once
 
+#include "nibbles.h"
 #include "products.h"
 
 namespace {
@@ -29,38 +30,6 @@ INLINE F16 add_group(F16 sum, I16 whole, F16 scale) {
     return (F16)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)whole), (__m512)scale, (__m512)sum);
 #else
     return sum + __builtin_convertvector(whole, F16) * scale;
-#endif
-}
-
-// What 4 bits of each byte stand for: themselves, or of fp4 their number with the zero point.
-template <bool is_fp4>
-INLINE B64 numbers_of(B64 x) {
-    if constexpr (!is_fp4) return x;
-    constexpr int8_t table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-#if defined(PENSTOCK_AVX512)
-    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
-    return (B64)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)x);
-#else
-    union {
-        B64 whole;
-#if defined(__AVX2__)
-        __m256i parts[2];
-#elif defined(PENSTOCK_NEON)
-        uint8x16_t parts[4];
-#else
-        uint8_t parts[64];
-#endif
-    } numbers = {x};
-#if defined(__AVX2__)
-    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
-    for (__m256i &part : numbers.parts) part = _mm256_shuffle_epi8(all, part);
-#elif defined(PENSTOCK_NEON)
-    const uint8x16_t all = vreinterpretq_u8_s8(vld1q_s8(table));
-    for (uint8x16_t &part : numbers.parts) part = vqtbl1q_u8(all, part);
-#else
-    for (uint8_t &part : numbers.parts) part = static_cast<uint8_t>(table[part]);
-#endif
-    return numbers.whole;
 #endif
 }
 
@@ -265,13 +234,108 @@ INLINE int some_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const 
 }
 #endif
 
+#if defined(PENSTOCK_AVX2)
+// Rows times 8 or 16 outputs of a column as it is. Of a group and an output that is the sum of products with numbers without a sign, less
+// the zero point times the sum of the inputs, which `of_inputs` has of each row (`sum_groups`).
+template <int group, bool is_fp4, int rows, int sides>
+SEPARATE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int side, int tiles, Asking asking, long step,
+                         const int16_t *of_inputs, float *c) {
+    constexpr long head = head_bytes(group, is_fp4), tile_bytes = head + 1024;
+    constexpr int quads = is_fp4 ? 4 : 8;  // of numbers up to 24, or up to 15
+    const __m256i units = _mm256_set1_epi16(1);
+    __m256 sum[rows][sides];
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < sides; s++) sum[r][s] = _mm256_setzero_ps();
+    for (int k = 0; k < tiles; k++) {
+        const uint8_t *const tile = column + k * tile_bytes;
+        ask_for(asking, column, k, tiles, tile_bytes, step);
+        const int16_t *const of_tile = of_inputs + k * 4;
+        __m256i lower[rows][sides], upper[rows][sides], inputs[rows];
+        // `mask`: which of two sums of inputs are the group's.
+        const auto add = [&](int at, int mask, const __m256i (*whole)[sides]) {
+            for (int s = 0; s < sides; s++) {
+                __m256i words = _mm256_set1_epi32(12);
+                __m256i scale;
+                if (is_fp4) {
+                    const auto *from = reinterpret_cast<const __m128i *>(tile + at * 16 + (side + s) * 8);
+                    scale = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from)), 23);
+                } else {
+                    words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tile + at * 64 + (side + s) * 32));
+                    scale = _mm256_andnot_si256(_mm256_set1_epi32(31), words);
+                }
+                const __m256i zero = _mm256_and_si256(words, _mm256_set1_epi32(31));
+                const __m256i zeros = _mm256_and_si256(_mm256_or_si256(zero, _mm256_slli_epi32(zero, 16)), _mm256_set1_epi32(mask));
+                for (int r = 0; r < rows; r++) {
+                    const __m256i less = _mm256_sub_epi32(whole[r][s], _mm256_madd_epi16(inputs[r], zeros));
+                    sum[r][s] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(less), _mm256_castsi256_ps(scale), sum[r][s]);
+                }
+            }
+        };
+        for (int half = 0; half < 2; half++) {
+            const bool is_first = group == 32 || half == 0;
+            for (int r = 0; r < rows; r++) {
+                const __m256i pair = pair_of_sums(of_tile + r * tiles * 4 + half * 2);
+                inputs[r] = is_first ? pair : _mm256_add_epi16(inputs[r], pair);
+                for (int s = 0; s < sides && is_first; s++) lower[r][s] = upper[r][s] = _mm256_setzero_si256();
+            }
+#pragma GCC unroll 2
+            for (int begin = 0; begin < 8; begin += quads) {
+                __m256i low[rows][sides], high[rows][sides];
+                for (int r = 0; r < rows; r++)
+                    for (int s = 0; s < sides; s++) low[r][s] = high[r][s] = _mm256_setzero_si256();
+                const int at = half * 8 + begin;
+                add_nibbles<rows, sides, quads, true, is_fp4>(a + (long)k * PENSTOCK_INT4_INPUTS + at * 4, a_bytes,
+                                                              tile + head + at * 64 + side * 32, low, high);
+                for (int r = 0; r < rows; r++)
+                    for (int s = 0; s < sides; s++) {
+                        lower[r][s] = _mm256_add_epi32(lower[r][s], _mm256_madd_epi16(low[r][s], units));
+                        // Of 128 inputs all are one group.
+                        __m256i &others = group == 128 ? lower[r][s] : upper[r][s];
+                        others = _mm256_add_epi32(others, _mm256_madd_epi16(high[r][s], units));
+                    }
+            }
+            if (group == 32) {
+                add(half, 31, lower);
+                add(2 + half, 31 << 16, upper);
+            }
+        }
+        if (group == 64) {
+            add(0, 31, lower);
+            add(1, 31 << 16, upper);
+        }
+        if (group == 128) add(0, 31 << 16 | 31, lower);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < sides; s++) _mm256_storeu_ps(c + r * 16 + (side + s) * 8, sum[r][s]);
+}
+#endif
+
 // Rows whose products are taken while a tile of each column is unpacked.
 constexpr int kRowsOfPass = 64;
 
-// Up to kRowsOfPass rows times some columns: fp32 sums, of 16 rows in kMostTiles blocks each. `unpacked`: memory for a tile of each column.
+// Up to kRowsOfPass rows times some columns: fp32 sums, of 16 rows in kMostTiles blocks each. `memory`: for a tile of each
+// column, or for sums of inputs.
+#if defined(PENSTOCK_AVX2)
 template <int group, bool is_fp4>
 INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
-                          long step, uint8_t *unpacked, float *sums) {
+                          long step, bool asks, uint8_t *memory, float *sums) {
+    auto *const of_inputs = reinterpret_cast<int16_t *>(memory);
+    for (int first = 0; first < rows; first += 16, a += 16 * a_bytes, sums += kMostTiles * kBlockFloats) {
+        const int some = rows - first < 16 ? rows - first : 16;
+        for (int r = 0; r < some; r++) sum_groups(a + r * a_bytes, tiles * 32, 1, of_inputs + r * tiles * 4);
+        for (int i = 0; i < count; i++) {
+            const long to_next = (i + 1 < count ? columns[i + 1] : columns[0] + step) - columns[i];
+            in_parts(some, asks && first == 0, [&]<int at_once, int sides>(int row, int side, Asking asking) {
+                group_rows<group, is_fp4, at_once, sides>(a + row * a_bytes, a_bytes, columns[i], side, tiles, asking,
+                                                          to_next, of_inputs + row * tiles * 4, sums + i * kBlockFloats + row * 16);
+            });
+        }
+    }
+}
+#else
+template <int group, bool is_fp4>
+INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
+                          long step, bool, uint8_t *memory, float *sums) {
 #if defined(PENSTOCK_AVX512)
     while (rows <= 2 && count > 0) {
         const int some = rows == 1 ? some_group_rows<group, is_fp4, 1>(a, a_bytes, columns, count, tiles, step, sums)
@@ -288,7 +352,7 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
     for (int k = 0; k < tiles; k++) {
         const uint8_t *from[kMostTiles];
         for (int i = 0; i < count; i++) {
-            uint8_t *const own = unpacked + i * kUnpackedGroups<group>;
+            uint8_t *const own = memory + i * kUnpackedGroups<group>;
             fetch_ahead(ahead_of(columns[i], k, tiles, tile_bytes, step), tile_bytes);
             unpack_groups<group, is_fp4>(columns[i] + k * tile_bytes, own);
             from[i] = own;
@@ -298,5 +362,6 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
                                  static_cast<int>(least(16, rows - r)), from, count, whole, sums + r / 16 * block);
     }
 }
+#endif
 
 }  // namespace

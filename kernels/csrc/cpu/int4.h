@@ -2,6 +2,7 @@
 // one or two rows, with the same sums. Included by linear.h.
 #pragma once
 
+#include "nibbles.h"
 #include "products.h"
 #include "work.h"
 
@@ -30,6 +31,8 @@ INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
 // Up to so many rows int4 is brought to int8 piece by piece, for 16 rows at a time; for more of them whole columns are.
 #if defined(PENSTOCK_AVX512)
 constexpr int kInt4Few = 32;
+#elif defined(__AVX2__)
+constexpr int kInt4Few = INT32_MAX;  // it never is
 #else
 constexpr int kInt4Few = 16;
 #endif
@@ -246,6 +249,56 @@ SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_
                                          c + row * 16);
         row += some;
     }
+}
+#endif
+
+#if defined(PENSTOCK_AVX2)
+// Rows times 8 or 16 outputs of a column of int4, as its numbers are. Of a group and an output that is the sum of products with numbers from 0
+// to 15, less 8 times the sum of the inputs, times the group's factor: two sums and a factor are one VPMADDWD. `eights`: -8 times the groups'
+// sums of each row, as `sum_groups` has them, of `tiles` tiles.
+template <int rows, int sides>
+SEPARATE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *column, int side, int quads, Asking asking, long step,
+                         const int16_t *eights, float *c) {
+    const int tiles = (quads + 31) / 32;
+    __m256i sum[rows][sides];
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < sides; s++) sum[r][s] = _mm256_setzero_si256();
+    const auto add = [&]<bool has_high>(int k, int half) {
+        const uint8_t *const tile = column + (long)k * PENSTOCK_INT4_BYTES;
+        const uint8_t *const inputs = a + (long)k * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP;
+        __m256i low[rows][sides], high[rows][sides];
+        for (int r = 0; r < rows; r++)
+            for (int s = 0; s < sides; s++) low[r][s] = high[r][s] = _mm256_setzero_si256();
+        add_nibbles<rows, sides, 8, has_high, false>(inputs, a_bytes, tile + 64 + half * 512 + side * 32, low, high);
+        for (int s = 0; s < sides; s++) {
+            const auto *from = reinterpret_cast<const __m128i *>(tile + half * 16 + (side + s) * 8);
+            const __m256i factor = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from));
+            const __m256i upper = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from + 2)), 16);
+            const __m256i factors = has_high ? _mm256_or_si256(factor, upper) : factor;
+            for (int r = 0; r < rows; r++) {
+                const __m256i less = pair_of_sums(eights + (r * tiles + k) * 4 + half * 2);
+                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_madd_epi16(less, factors));
+                const __m256i twice = _mm256_or_si256(factor, _mm256_slli_epi32(factor, 16));
+                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_madd_epi16(low[r][s], twice));
+                if (!has_high) continue;
+                const __m256i twice_upper = _mm256_or_si256(upper, _mm256_srli_epi32(upper, 16));
+                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_madd_epi16(high[r][s], twice_upper));
+            }
+        }
+    };
+    for (int k = 0; k < tiles; k++) {
+        ask_for(asking, column, k, tiles, PENSTOCK_INT4_BYTES, step);
+        for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
+            const int left = quads - k * 32 - half * 8;
+            if (left > 16)
+                add.template operator()<true>(k, half);
+            else if (left > 0)
+                add.template operator()<false>(k, half);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int s = 0; s < sides; s++)
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(c + r * 16 + (side + s) * 8), sum[r][s]);
 }
 #endif
 

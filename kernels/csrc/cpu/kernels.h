@@ -795,9 +795,10 @@ struct Kernels {
 constexpr int kUnpackedOffset = 32 * 1024;
 
 [[maybe_unused]] static constexpr int64_t unpacked_columns(penstock_format format, int inputs) {
-    if (group_of(format)) return 4 * unpacked_bytes(group_of(format));  // a tile of each column
-    if (format != PENSTOCK_FORMAT_INT4) return 0;
     const int64_t tiles = round_up(inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS;
+    // A tile of each column, or the sums of 16 rows' groups.
+    if (group_of(format)) return 4 * unpacked_bytes(group_of(format)) + tiles * 128;
+    if (format != PENSTOCK_FORMAT_INT4) return 0;
     return 2 * tiles * 2 * 1024;
 }
 

@@ -204,13 +204,29 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
 }
 #endif
 
+#if defined(PENSTOCK_AVX2)
+// Products of up to 16 rows with columns of int4, as they are. `asks`: for those that are multiplied next.
+INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns, int count, int quads,
+                         long step, bool asks, uint8_t *memory, float *sums) {
+    const int of_row = (quads + 31) / 32 * 4;
+    auto *const eights = reinterpret_cast<int16_t *>(memory);
+    for (int r = 0; r < rows; r++) sum_groups(a + r * args.source_bytes, quads, -8, eights + r * of_row);
+    for (int i = 0; i < count; i++) {
+        const long to_next = (i + 1 < count ? columns[i + 1] : columns[0] + step) - columns[i];
+        in_parts(rows, asks, [&]<int some, int sides>(int row, int side, Asking asking) {
+            int4_block<some, sides>(a + row * args.source_bytes, args.source_bytes, columns[i], side, quads, asking, to_next,
+                                    eights + row * of_row, sums + i * kBlockFloats + row * 16);
+        });
+    }
+}
+#else
 // Tiles of int4 of a column that are brought to int8 at once for few rows: two columns are half of the first cache.
 constexpr int kInt4Near = 4;
 
 // Products of up to 16 rows with columns of int4, brought to int8 piece by piece: with AVX-512 in registers, for more rows than their
 // sums fit on AMX tile by tile at `unpacked`, and else there some tiles at once; or of one or two rows as they are.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns,
-                         int count, int quads, long step, [[maybe_unused]] uint8_t *unpacked, float *sums) {
+                         int count, int quads, long step, bool, [[maybe_unused]] uint8_t *unpacked, float *sums) {
     [[maybe_unused]] const int tiles = (quads + 31) / 32;
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_NEON)
     if (rows <= 2) {
@@ -280,6 +296,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
     }
 #endif
 }
+#endif
 
 // Up to four tiles of outputs of some rows, of weights in groups.
 template <int group, bool is_fp4>
@@ -294,7 +311,7 @@ INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, cons
     for (int64_t first = begin; first < end; first += kRowsOfPass) {
         const int64_t stop = least(first + kRowsOfPass, end);
         group_product<group, is_fp4>(args.source + first * args.source_bytes, args.source_bytes, static_cast<int>(stop - first),
-                                     columns, count, k_tiles, first == begin ? next * column_bytes : 0, unpacked, sums);
+                                     columns, count, k_tiles, first == begin ? next * column_bytes : 0, first == begin, unpacked, sums);
         float *block = sums;
         for (int64_t row = first; row < stop; row += 16, block += kMostTiles * kBlockFloats) {
             const int rows = static_cast<int>(least(16, stop - row));
@@ -371,7 +388,7 @@ INLINE void linear_block(const LinearArgs &args, int64_t begin, int64_t end, con
         if (is_bf16)
             product(a, args.source_bytes, rows, columns, count, k_tiles, use, step, sums);
         else if (is_int4)
-            int4_product(args, a, rows, columns, count, quads, step, unpacked, sums);
+            int4_product(args, a, rows, columns, count, quads, step, row == begin, unpacked, sums);
         else
             byte_product(a, args.source_bytes, rows, columns, count, quads, use, step, false, sums);
         for (int i = 0; i < count; i += gated ? 2 : 1)

@@ -27,7 +27,14 @@ class Linear(TiledModule):
     @property
     def outputs(self) -> int:
         """O."""
+        if self.quantized is not None:
+            return self.quantized.rows
         return len(self.weight_OI) if self.packed is None else self.packed.outputs
+
+    @property
+    def inputs(self) -> int:
+        """I, of a quantized matrix too."""
+        return self.weight_OI.shape[1]
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""

@@ -169,11 +169,10 @@ class _Recorder:
         self._attend(index, across.out, across.norm, sees=Sees.READ)
 
     def _feed_forward(self, layer: FeedForward) -> None:
-        gated, quantized = self.config.gated, layer.down.quantized
+        gated, width = self.config.gated, layer.down.inputs
         self._input(layer.norm)
-        width = layer.down.weight_OI.shape[1] if quantized is None else quantized.columns
         if gated:
-            if quantized is None:
+            if layer.up.quantized is None:
                 align_halves(layer.up)
             width = rounded_up(width, TILE_OUTPUTS)
         hidden = self.writer.buffer("hidden", Layout.BF16, width)

@@ -26,8 +26,7 @@ from penstock_kernels.program import (
 
 def hidden_of(writer: ProgramWriter, config: DecoderConfig, feed_forward: FeedForward, reads: int) -> int:
     """What a dense layer's last matrix reads, in bf16."""
-    out = feed_forward.out
-    width = out.weight_OI.shape[1] if out.quantized is None else out.quantized.columns
+    width = feed_forward.out.inputs
     if config.gated:
         if feed_forward.up.quantized is None:
             align_halves(feed_forward.up)

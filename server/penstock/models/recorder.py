@@ -422,10 +422,7 @@ class _Recorder:
         if isinstance(mixer, Beside):
             attention = mixer.attention
             attended_width = attention.heads * attention.head_dim
-            total = (
-                mixer.out.weight_OI.shape[1] if mixer.out.quantized is None else mixer.out.quantized.columns
-            )
-            both = writer.buffer("attended and mixed", Layout.BF16, total)
+            both = writer.buffer("attended and mixed", Layout.BF16, mixer.out.inputs)
             self._attention(index, attention, reads_short, both)
             record_mixer(writer, index, mixer.recurrent, both, attended_width)
             return writer.readable(both)

@@ -118,7 +118,7 @@ def record_token_mix(writer: ProgramWriter, layer: int, mixer: TimeMix | Channel
             accumulate=at == last,
         )
         is_hidden = isinstance(mixer, ChannelMix) and at == 0
-        rows = len(matrix.weight_OI) if matrix.quantized is None else matrix.quantized.rows
+        rows = matrix.outputs
         if is_hidden:
             hidden = writer.buffer("hidden", Layout.BF16, rows)
             writer.linear(
