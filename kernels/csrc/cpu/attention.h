@@ -251,7 +251,7 @@ INLINE AttentionScratch scratch_of(const AttentionArgs &args, const Work &work) 
 
 // What a linear bias adds to the scores of 16 keys.
 INLINE F16 slope_of(const AttentionArgs &args, int query_head, int64_t key) {
-    const F16 positions = __builtin_convertvector(lanes() + static_cast<int32_t>(key), F16);
+    const F16 positions = to_floats(lanes() + static_cast<int32_t>(key));
     const F16 slope = all(args.slopes[query_head]);
     if (!args.slopes_rounded) return slope * positions * args.slopes_scale;
     return from_bf16(to_bf16(from_bf16(to_bf16(slope)) * from_bf16(to_bf16(positions)))) * args.slopes_scale;
@@ -312,8 +312,8 @@ SEPARATE void soften(const AttentionArgs &args, int query_head, float *scores, u
         if (is_changed) x = changed_score(args, query_head, said, key, position, x);
         if (key + 15 > last || key < lowest) {
             const I16 keys = lanes() + static_cast<int32_t>(key);
-            x = keys > static_cast<int32_t>(last) ? hidden : x;
-            x = keys < static_cast<int32_t>(lowest) ? hidden : x;
+            x = select(is_above(keys, all_integers(static_cast<int32_t>(last))), hidden, x);
+            x = select(is_above(all_integers(static_cast<int32_t>(lowest)), keys), hidden, x);
         }
         if (chosen && chosen[page] != 0xffff) x = select(are_set(chosen[page]), x, hidden);
         store(at, x);

@@ -34,10 +34,10 @@ constexpr int kNoNumber = 0x7f;
 
 // Sixteen numbers whose sizes have the codes `sizes`.
 INLINE F16 numbers_of(const Code &code, I16 sizes) {
-    const F16 small = __builtin_convertvector(sizes, F16) * code.smallest;
+    const F16 small = to_floats(sizes) * code.smallest;
     const F16 large = (F16)((sizes << (23 - code.mantissa)) + ((127 - code.bias) << 23));
-    const F16 x = select(is_above(I16{} + (1 << code.mantissa), sizes), small, large);
-    return select(is_above(sizes, I16{} + code.largest), all(__builtin_nanf("")), x);
+    const F16 x = select(is_above(all_integers(1 << code.mantissa), sizes), small, large);
+    return select(is_above(sizes, all_integers(code.largest)), all(__builtin_nanf("")), x);
 }
 
 // The nearest codes, ties to even.
@@ -49,9 +49,9 @@ INLINE I16 codes_of(const Code &code, F16 x) {
     const F16 sizes = (F16)size;
     const I16 small = rounded(minimum(sizes, first_large) * (1.0f / code.smallest));
     I16 made = code.bias == 0 ? small : select(is_less(sizes, first_large), small, large);
-    made = select(is_above(made, I16{} + code.largest), I16{} + code.largest, made);
+    made = select(is_above(made, all_integers(code.largest)), all_integers(code.largest), made);
     // Infinite, or no number.
-    made = select(is_above(size, I16{} + 0x7f7fffff), I16{} + kNoNumber, made);
+    made = select(is_above(size, all_integers(0x7f7fffff)), all_integers(kNoNumber), made);
     return made | signs;
 }
 

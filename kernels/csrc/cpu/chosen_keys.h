@@ -96,9 +96,9 @@ SEPARATE int gather_chosen(const Heads &heads, bool has_latents, const int32_t *
             const int low = first ? at[token] % 2 * 16 : 0, high = second ? at[token + 1] % 2 * 16 : 0;
             for (int column = 0; column < columns; column++) {
                 U16 both = {};
-                if (first) both = *reinterpret_cast<const U16Memory *>(first + column * 512) >> low & 0xffffu;
-                if (second) both |= *reinterpret_cast<const U16Memory *>(second + column * 512) >> high << 16;
-                *reinterpret_cast<U16Memory *>(values + column * 512 + token * 32) = both;
+                if (first) both = load_as<U16>(first + column * 512) >> low & 0xffffu;
+                if (second) both |= load_as<U16>(second + column * 512) >> high << 16;
+                store_as(values + column * 512 + token * 32, both);
             }
         }
         for (int column = 0; column < known; column++) values_to_keys(values + column * 512, memory + column * 512);

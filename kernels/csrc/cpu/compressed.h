@@ -134,12 +134,11 @@ SEPARATE int gather_rows(const Heads &heads, const uint16_t *const *rows, int co
             const uint16_t *first = begin + token < count ? rows[begin + token] : nullptr;
             const uint16_t *second = begin + token + 1 < count ? rows[begin + token + 1] : nullptr;
             for (int column = 0; column < columns; column++)
-                *reinterpret_cast<U16Memory *>(values + column * 512 + token * 32) =
-                    both_of(first, second, column * 16, heads.head_dim);
+                store_as(values + column * 512 + token * 32, both_of(first, second, column * 16, heads.head_dim));
         }
         for (int column = 0; column < columns; column++) values_to_keys(values + column * 512, memory + column * 512);
         for (int pair = columns * 8; pair < heads.key_dim / 2; pair++)
-            *reinterpret_cast<U16Memory *>(memory + pair * 64) = U16{};
+            store_as(memory + pair * 64, U16{});
     }
     return (count + kTokens - 1) / kTokens;
 }

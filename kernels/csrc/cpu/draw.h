@@ -7,14 +7,10 @@
 
 namespace {
 
-typedef float F8 __attribute__((vector_size(32)));
-typedef double D8 __attribute__((vector_size(64)));
-typedef int32_t I16Memory __attribute__((vector_size(64), aligned(4), may_alias));
-
 constexpr int32_t kInfinityBits = 0x7f800000;
 
 INLINE I16 load_keys(const int32_t *from) {
-    return *reinterpret_cast<const I16Memory *>(from);
+    return load_as<I16>(from);
 }
 
 // A sum of many numbers, in double precision.
@@ -23,12 +19,8 @@ struct Sum {
 };
 
 INLINE void add(Sum &sum, F16 x) {
-    const union {
-        F16 all;
-        F8 halves[2];
-    } parts = {x};
-    sum.low += __builtin_convertvector(parts.halves[0], D8);
-    sum.high += __builtin_convertvector(parts.halves[1], D8);
+    sum.low += lower_doubles(x);
+    sum.high += upper_doubles(x);
 }
 
 INLINE double total_of(const Sum &sum) {
@@ -49,13 +41,10 @@ INLINE double sum_over(int64_t begin, int64_t end, Numbers16 numbers) {
 }
 
 INLINE bool any_bit(I16 x) {
-    const union {
-        I16 whole;
-        uint64_t words[8];
-    } parts = {x};
-    uint64_t found = 0;
-    for (int i = 0; i < 8; i++) found |= parts.words[i];
-    return found != 0;
+    const Quarters q = quarters_of((F16)x);
+    typedef uint64_t Two __attribute__((vector_size(16)));
+    const Two found = (Two)q.parts[0] | (Two)q.parts[1] | (Two)q.parts[2] | (Two)q.parts[3];
+    return (found[0] | found[1]) != 0;
 }
 
 // Rounded by itself: not fused with the sum that it goes into.
@@ -83,7 +72,7 @@ template <bool weighs>
 SEPARATE Reached reached_by(const int32_t *keys, const float *weights, int64_t count, int32_t most) {
     I16 counts = {};
     const double weight = sum_over(0, count, [&](int64_t at) {
-        const I16 is_in = ~is_above(load_keys(keys + at), I16{} + most);
+        const I16 is_in = ~is_above(load_keys(keys + at), all_integers(most));
         counts -= is_in;
         return weighs ? (F16)(is_in & (I16)load(weights + at)) : F16{};
     });
@@ -98,7 +87,7 @@ SEPARATE int64_t keep_within(const int32_t *keys, const float *weights, int64_t 
                              int32_t *kept_keys, float *kept_weights) {
     int64_t kept = 0;
     for (int64_t at = 0; at < count; at += 16) {
-        const I16 here = load_keys(keys + at), is_in = ~(is_above(I16{} + low, here) | is_above(here, I16{} + high));
+        const I16 here = load_keys(keys + at), is_in = ~(is_above(all_integers(low), here) | is_above(here, all_integers(high)));
         if (!any_bit(is_in)) continue;
         const F16 weighed = weighs ? load(weights + at) : F16{};
         for (int lane = 0; lane < 16; lane++) {
@@ -146,7 +135,7 @@ SEPARATE int32_t smallest_reaching(double goal, const int32_t *keys, const float
 INLINE F16 columns_of(const float *from, int64_t at, int64_t columns, float beyond) {
     if (at + 16 <= columns) return load(from + at);
     const int count = static_cast<int>(columns - at);
-    return lanes() < count ? load_some(from + at, count) : all(beyond);
+    return select(are_first(count), load_some(from + at, count), all(beyond));
 }
 
 // ---- what changes logits ----
@@ -213,14 +202,14 @@ SEPARATE void mark(const penstock_draw_row &row, const Drawing &drawing) {
     auto *const orders = reinterpret_cast<int32_t *>(drawing.distances);
     for (int64_t at = 0; at < drawing.padded; at += 16) {
         const U16 order = mixed(mixed((U16)(lanes() + static_cast<int32_t>(at))) ^ key);
-        const I16 is_there = is_above(I16{} + static_cast<int32_t>(drawing.columns), lanes() + static_cast<int32_t>(at));
-        *reinterpret_cast<I16Memory *>(orders + at) = select(is_there, (I16)order, I16{} + 0x7fffffff);
+        const I16 is_there = is_above(all_integers(static_cast<int32_t>(drawing.columns)), lanes() + static_cast<int32_t>(at));
+        store_as(orders + at, select(is_there, (I16)order, all_integers(0x7fffffff)));
     }
     const int32_t last =
         smallest_reaching<false>(static_cast<double>(row.greens), orders, nullptr, drawing.padded, -0x7fffffff - 1,
                                  0x7fffffff, drawing.kept_keys, nullptr);
     for (int64_t at = 0; at < drawing.padded; at += 16) {
-        const F16 more = select(is_above(load_keys(orders + at), I16{} + last), F16{}, all(row.delta));
+        const F16 more = select(is_above(load_keys(orders + at), all_integers(last)), F16{}, all(row.delta));
         const F16 x = load(drawing.numbers + at);
         store(drawing.numbers + at, are_below ? more - x : x + more);
     }
@@ -237,7 +226,7 @@ INLINE float largest_of(const Drawing &drawing) {
 // Puts out what is beyond a key of `keys`.
 SEPARATE void drop_beyond(const int32_t *keys, int32_t last, const Drawing &drawing) {
     for (int64_t at = 0; at < drawing.padded; at += 16) {
-        const I16 is_in = ~is_above(load_keys(keys + at), I16{} + last);
+        const I16 is_in = ~is_above(load_keys(keys + at), all_integers(last));
         store(drawing.numbers + at, select(is_in, load(drawing.numbers + at), all(__builtin_inff())));
         store(drawing.weights + at, (F16)(is_in & (I16)load(drawing.weights + at)));
     }

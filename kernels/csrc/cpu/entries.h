@@ -14,18 +14,11 @@ INLINE uint8_t *entry_at(uint8_t *cache, int64_t page_bytes, const Row &row, int
     return cache + row.pages[last / PENSTOCK_PAGE_TOKENS] * page_bytes + last % PENSTOCK_PAGE_TOKENS / entry_rows * row_bytes;
 }
 
-INLINE H16 load_half_up_to(const uint16_t *from, int64_t count) {
-    if (count >= 16) return load_bf16(from);
-    H16 x = {};
-    for (int lane = 0; lane < count; lane++) x[lane] = from[lane];
-    return x;
-}
-
 // Of two rows in bf16 16 numbers each, in pairs as values are; a null one has zeros.
 INLINE U16 both_of(const uint16_t *first, const uint16_t *second, int at, int size) {
     U16 both = {};
-    if (first) both = __builtin_convertvector(load_half_up_to(first + at, size - at), U16);
-    if (second) both |= __builtin_convertvector(load_half_up_to(second + at, size - at), U16) << 16;
+    if (first) both = widen(load_bf16_up_to(first + at, size - at));
+    if (second) both |= widen(load_bf16_up_to(second + at, size - at)) << 16;
     return both;
 }
 
@@ -36,7 +29,7 @@ SEPARATE void gather_index(const Heads &heads, const uint16_t *const *rows, int 
         for (int token = 0; token < PENSTOCK_PAGE_TOKENS; token += 2) {
             const uint16_t *first = token < count ? rows[token] : nullptr;
             const uint16_t *second = token + 1 < count ? rows[token + 1] : nullptr;
-            *reinterpret_cast<U16Memory *>(values + token * 32) = both_of(first, second, column * 16, heads.head_dim);
+            store_as(values + token * 32, both_of(first, second, column * 16, heads.head_dim));
         }
         values_to_keys(values, memory + column * 512);
     }

@@ -95,7 +95,7 @@ SEPARATE void choose_one_by_one(const RouteArgs &args, const float *logits, floa
         for (int64_t at = 0; at < padded; at += 16) {
             const F16 x = load(logits + at);
             const F16 distance = (largest - x) / maximum(size_of(x), all(largest));
-            const F16 near = distance > args.one_by_one ? hidden : load(left + at);
+            const F16 near = select(is_less(all(args.one_by_one), distance), hidden, load(left + at));
             sum += exponential(near - largest);
         }
         weights[i] = args.scale / sum_of(sum), chosen[i] = place;
@@ -109,14 +109,14 @@ SEPARATE void route_token(const RouteArgs &args, const float *from, const int32_
     const F16 hidden = all(-__builtin_inff());
     for (int64_t at = 0; at < padded; at += 16) {
         const F16 x = load_up_to(from + at, args.experts - at);
-        store(logits + at, lanes() < static_cast<int32_t>(args.experts - at) ? x : hidden);
+        store(logits + at, select(are_first(static_cast<int>(args.experts - at)), x, hidden));
     }
     if (args.one_by_one != 0.0f) return choose_one_by_one(args, logits, choice, padded, weights, chosen);
     score(args, logits, scores, padded);
     for (int64_t at = 0; at < padded; at += 16) {
         F16 x = load(scores + at);
         if (args.correction) x = x + load_up_to(args.correction + at, args.experts - at);
-        store(choice + at, lanes() < static_cast<int32_t>(args.experts - at) ? x : hidden);
+        store(choice + at, select(are_first(static_cast<int>(args.experts - at)), x, hidden));
     }
     if (args.groups > 1) keep_best_groups(args, choice);
     float sum = 0.0f;
@@ -189,7 +189,7 @@ SEPARATE void gather_row(const GatherArgs &args, int64_t entry) {
     }
     const int64_t scale = scale_offset(args.width);
     for (int64_t at = 0; at < scale; at += 64)
-        *reinterpret_cast<B64Memory *>(to + at) = *reinterpret_cast<const B64Memory *>(from + at);
+        store_as(to + at, load_as<B64>(from + at));
     *reinterpret_cast<float *>(to + scale) =
         *reinterpret_cast<const float *>(from + scale) * (args.weighs ? weight : 1.0f);
 }

@@ -18,10 +18,9 @@ INLINE I16 zero_of(U16 words) {
 template <bool is_fp4>
 INLINE U16 words_of(const uint8_t *tile, int group) {
     if (is_fp4) {
-        const auto exponents = (Bytes16) * reinterpret_cast<const B16Memory *>(tile + group * 16);
-        return __builtin_convertvector(exponents, U16) << 23 | 12u;
+        return widen_bytes((Bytes16) * reinterpret_cast<const B16Memory *>(tile + group * 16)) << 23 | 12u;
     }
-    return (U16) * reinterpret_cast<const U16Memory *>(tile + group * 64);
+    return load_as<U16>(tile + group * 64);
 }
 
 // One more group. Every path adds with this: so all round alike.
@@ -29,7 +28,7 @@ INLINE F16 add_group(F16 sum, I16 whole, F16 scale) {
 #if defined(PENSTOCK_AVX512)
     return (F16)_mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)whole), (__m512)scale, (__m512)sum);
 #else
-    return sum + __builtin_convertvector(whole, F16) * scale;
+    return sum + to_floats(whole) * scale;
 #endif
 }
 
@@ -50,21 +49,20 @@ constexpr bool kTakesHalves = false;
 template <int group, bool is_fp4>
 INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
     constexpr int groups = kGroups<group>;
-    constexpr U16 ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    uint8_t *const tiles = to + groups * 128;
+        uint8_t *const tiles = to + groups * 128;
     I16 total[groups] = {};
     // Quads 0 to 7 and 8 to 15, of the lower and of the upper 64 inputs: 32 inputs each.
     for (int part = 0; part < 4; part++) {
         const int upper = part / 2, half = part % 2, of = part * 32 / group;
-        const B64 zero = (B64)((U16)zero_of(words_of<is_fp4>(from, of)) * (ones * 0x01010101u));
+        const B64 zero = (B64)((U16)zero_of(words_of<is_fp4>(from, of)) * 0x01010101u);
         uint8_t *const tile = tiles + (group == 32 && !kTakesHalves ? part : upper) * kTileBytes;
         B64 bytes = {};
         for (int p = 8 * half; p < 8 * half + 8; p++) {
-            const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + head_bytes(group, is_fp4) + p * 64);
+            const U16 both = load_as<U16>(from + head_bytes(group, is_fp4) + p * 64);
             const B64 u = numbers_of<is_fp4>((B64)((upper ? both >> 4 : both) & 0x0f0f0f0fu));
             bytes += u;  // at most 8 times 24
-            *reinterpret_cast<B64Memory *>(tile + p * 64) = u - zero;
-            if (group == 32 && !kTakesHalves) *reinterpret_cast<B64Memory *>(tile + (p ^ 8) * 64) = B64{};
+            store_as(tile + p * 64, u - zero);
+            if (group == 32 && !kTakesHalves) store_as(tile + (p ^ 8) * 64, B64{});
         }
         const U16 quads = (U16)bytes;
         const U16 sums = (quads & 255u) + (quads >> 8 & 255u) + (quads >> 16 & 255u) + (quads >> 24);

@@ -86,7 +86,7 @@ SEPARATE void shares_of(const HyperReadArgs &args, const float *made, float *sha
         const int count = args.outputs - at;
         const F16 x = load_up_to(made + at, count) * factor * load_up_to(args.scales + at, count) +
                       load_up_to(args.bias + at, count);
-        const I16 is_read = is_above(I16{} + args.streams, lanes() + at), is_given = is_above(I16{} + 2 * args.streams, lanes() + at);
+        const I16 is_read = is_above(all_integers(args.streams), lanes() + at), is_given = is_above(all_integers(2 * args.streams), lanes() + at);
         const F16 magnitude = select(is_read, all(1.0f), all(args.magnitude));
         const F16 lowest = select(is_read, all(args.lowest), all(args.rounds ? 0.0f : args.lowest));
         store_up_to(shares + at, select(is_given, magnitude * sigmoid(x) + lowest, x), count);

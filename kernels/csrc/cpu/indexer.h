@@ -47,7 +47,7 @@ void write_index(const WriteIndexArgs &args, const Work &work) {
 // Of the key of each score a whole number: the larger the score, the larger it is. -0 is 0, and what is no number is the largest.
 INLINE I16 in_order(F16 x) {
     const I16 bits = select(is_same(x, F16{}), I16{}, (I16)x);
-    const I16 made = select(is_above(I16{}, bits), ~bits, bits | (I16{} + INT32_MIN));
+    const I16 made = select(is_above(I16{}, bits), ~bits, bits | (all_integers(INT32_MIN)));
     return select(is_same(x, x), made, I16{} - 1);
 }
 

@@ -11,19 +11,17 @@ namespace {
 // A tile of int4 as two of int8: of its first 64 inputs and of the others.
 INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
     for (int half = 0; half < 2; half++) {  // groups 0 and 2, then 1 and 3
-        const U16 low_group = __builtin_convertvector(
-            (Bytes16) * reinterpret_cast<const B16Memory *>(from + half * 16), U16);
-        const U16 high_group = __builtin_convertvector(
-            (Bytes16) * reinterpret_cast<const B16Memory *>(from + (2 + half) * 16), U16);
+        const U16 low_group = widen_bytes((Bytes16) * reinterpret_cast<const B16Memory *>(from + half * 16));
+        const U16 high_group = widen_bytes((Bytes16) * reinterpret_cast<const B16Memory *>(from + (2 + half) * 16));
         const H32 low_factor = (H32)(low_group * 0x00010001u), high_factor = (H32)(high_group * 0x00010001u);
         const B64 low_eight = (B64)(low_group * 0x08080808u), high_eight = (B64)(high_group * 0x08080808u);
         for (int p = 8 * half; p < 8 * half + 8; p++) {
             // Two numbers up to 15 in 16 bits, times up to 15: the lower one does not reach the upper one's byte.
-            const U16 both = (U16) * reinterpret_cast<const B64Memory *>(from + 64 + p * 64);
+            const U16 both = load_as<U16>(from + 64 + p * 64);
             const H32 low = (H32)(both & 0x0f0f0f0fu) * low_factor;
             const H32 high = (H32)(both >> 4 & 0x0f0f0f0fu) * high_factor;
-            *reinterpret_cast<B64Memory *>(to + p * 64) = (B64)low - low_eight;
-            *reinterpret_cast<B64Memory *>(to + kTileBytes + p * 64) = (B64)high - high_eight;
+            store_as(to + p * 64, (B64)low - low_eight);
+            store_as(to + kTileBytes + p * 64, (B64)high - high_eight);
         }
     }
 }

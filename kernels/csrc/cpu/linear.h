@@ -103,7 +103,7 @@ INLINE void scale_sums(const LinearArgs &args, int64_t first_row, int rows, int 
     const uint8_t *from = args.source + first_row * args.source_bytes + scale_offset(args.inputs);
     for (int row = 0; row < rows; row++, from += args.source_bytes) {
         const I16 whole = (I16)load(sums + row * 16) - turned;
-        store(sums + row * 16, __builtin_convertvector(whole, F16) * *reinterpret_cast<const float *>(from) * scales);
+        store(sums + row * 16, to_floats(whole) * *reinterpret_cast<const float *>(from) * scales);
     }
 }
 

@@ -25,7 +25,7 @@ SEPARATE void choose_allowed(Summary &made, const float *logits, int64_t first, 
         const F16 x = count == 16 ? load(logits + at) : load_some(logits + at, count);
         const I16 is_larger = are_set(bits) & is_less(best, x);
         best = select(is_larger, x, best);
-        places = select(is_larger, I16{} + static_cast<int32_t>(at), places);
+        places = select(is_larger, all_integers(static_cast<int32_t>(at)), places);
     }
     made.allowed = maximum_of(best);
     made.token = made.allowed == hidden[0] ? first : first + lowest_of(best, places, made.allowed);
@@ -36,7 +36,7 @@ SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t colu
     const auto numbers = [&](int64_t at, F16 beyond) {
         if (at + 16 <= columns) return load(logits + at);
         const int count = static_cast<int>(columns - at);
-        return lanes() < count ? load_some(logits + at, count) : beyond;
+        return select(are_first(count), load_some(logits + at, count), beyond);
     };
     F16 best = hidden, unsound = {};
     I16 places = {};
@@ -44,7 +44,7 @@ SEPARATE Summary summarize_part(const float *logits, int64_t first, int64_t colu
         const F16 x = numbers(at, hidden);
         const I16 is_larger = is_less(best, x);
         best = select(is_larger, x, best);
-        places = select(is_larger, I16{} + static_cast<int32_t>(at), places);
+        places = select(is_larger, all_integers(static_cast<int32_t>(at)), places);
         const F16 real = numbers(at, F16{});
         unsound += real - real;
     }

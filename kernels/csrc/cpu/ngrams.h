@@ -45,8 +45,7 @@ SEPARATE void find_ngrams(const NgramArgs &args, int64_t token, float *to) {
                     if (count == 16)
                         x = from_bf16(load_bf16(from));
                     else
-                        for (int lane = 0; lane < count; lane++)
-                            x[lane] = from_bf16(H16{} + reinterpret_cast<const uint16_t *>(from)[lane])[0];
+                        x = from_bf16(load_bf16_up_to(reinterpret_cast<const uint16_t *>(from), count));
                 }
                 store_up_to(to + part * args.width + at, x, count);
             }

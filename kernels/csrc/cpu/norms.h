@@ -68,7 +68,7 @@ INLINE float squares(const float *x, int width, float mean) {
     }
     if (at < width) {
         F16 d = load_some(x + at, width - at) - mean;
-        d = lanes() < width - at ? d : F16{};
+        d = select(are_first(width - at), d, F16{});
         sum += d * d;
     }
     return sum_of(sum);
@@ -107,7 +107,7 @@ INLINE void quantize_row(int width, uint8_t *to, Numbers16 numbers) {
     const int64_t padded = scale_offset(width);
     for (int at = 0; at < padded; at += 16) {
         const F16 x = at < width ? numbers(at, static_cast<int>(least(16, width - at))) : F16{};
-        const B16 whole = __builtin_convertvector(rounded(x * inverse), B16);
+        const B16 whole = to_bytes(rounded(x * inverse));
         *reinterpret_cast<B16Memory *>(to + at) = kIsTurned ? whole ^ (int8_t)-128 : whole;
     }
     *reinterpret_cast<float *>(to + padded) = (is_zero ? 0.0f : most / 127.0f) + sum_of(unsound);
@@ -126,7 +126,7 @@ SEPARATE void norm_row(const NormArgs &args, const float *x, uint8_t *to) {
     if (args.to == PENSTOCK_BYTES) {
         quantize_row(args.width, to, [&](int at, int count) {
             const F16 y = normed(args, x, at, count, mean, factor);
-            return count == 16 ? y : lanes() < count ? y : F16{};
+            return count == 16 ? y : select(are_first(count), y, F16{});
         });
         return;
     }
@@ -161,7 +161,7 @@ void norm(const NormArgs &args, const Work &work) {
 SEPARATE void quantize_bf16_row(const QuantizeArgs &args, const uint8_t *from, uint8_t *to) {
     quantize_row(args.width, to, [&](int at, int count) {
         const F16 x = from_bf16(load_bf16(from + at * 2));  // rows are padded to 32 numbers
-        return count == 16 ? x : lanes() < count ? x : F16{};
+        return count == 16 ? x : select(are_first(count), x, F16{});
     });
 }
 

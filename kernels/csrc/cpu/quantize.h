@@ -44,7 +44,7 @@ static float quantize_row_int8(const float *x, int64_t columns, int8_t *to) {
         const float inverse = 1.0f / tried;
         F16 errors = {};
         for (int64_t at = 0; at < columns; at += 16) {
-            const F16 q = __builtin_convertvector(rounded(bounded(load(x + at) * inverse, -127.0f, 127.0f)), F16);
+            const F16 q = to_floats(rounded(bounded(load(x + at) * inverse, -127.0f, 127.0f)));
             const F16 error = load(x + at) - q * tried;
             errors += error * error;
         }
@@ -55,9 +55,9 @@ static float quantize_row_int8(const float *x, int64_t columns, int8_t *to) {
     F16 with_numbers = {}, squares = {};
     for (int64_t at = 0; at < columns; at += 16) {
         const I16 whole = rounded(bounded(load(x + at) * inverse, -127.0f, 127.0f));
-        const F16 q = __builtin_convertvector(whole, F16);
+        const F16 q = to_floats(whole);
         with_numbers += load(x + at) * q, squares += q * q;
-        *reinterpret_cast<B16Memory *>(to + at) = __builtin_convertvector(whole, B16);
+        *reinterpret_cast<B16Memory *>(to + at) = to_bytes(whole);
     }
     return best_scale(with_numbers, squares, scale);
 }
@@ -88,15 +88,14 @@ INLINE F16 largest_of(const float *x) {
 static F16 best_factors(const float *x, F16 largest, float scale, F16 *factors) {
     F16 least_errors = all(__builtin_inff());
     // The factor at which the largest number is 7.5, and some below and above it.
-    const F16 first = __builtin_convertvector(
-        __builtin_convertvector(minimum(largest * (0.75f / (7.5f * scale)), all(15.0f)), I16), F16);
+    const F16 first = to_floats(to_integers(minimum(largest * (0.75f / (7.5f * scale)), all(15.0f))));
     for (int more = 0; more < kFactorsTried; more++) {
         const F16 tried = bounded(first + static_cast<float>(more), 1.0f, kMostFactor);
         const F16 step = tried * scale, inverse = 1.0f / step;
         F16 errors = {};
         for (int i = 0; i < PENSTOCK_INT4_GROUP; i++) {
             const F16 number = load(x + i * 16);
-            const F16 error = number - __builtin_convertvector(int4_numbers(number * inverse), F16) * step;
+            const F16 error = number - to_floats(int4_numbers(number * inverse)) * step;
             errors += error * error;
         }
         *factors = select(is_less(errors, least_errors), tried, *factors);
@@ -140,10 +139,10 @@ static float quantize_row_int4(const float *x, int64_t columns, int8_t *to, int8
         for (int half = 0; half < PENSTOCK_INT4_GROUP; half += 16) {
             const F16 numbers = load(x + group * PENSTOCK_INT4_GROUP + half);
             const I16 whole = int4_numbers(numbers * (1.0f / (factor * scale)));
-            const F16 q = __builtin_convertvector(whole, F16) * factor;
+            const F16 q = to_floats(whole) * factor;
             with_numbers += numbers * q, squares += q * q;
             *reinterpret_cast<B16Memory *>(to + group * PENSTOCK_INT4_GROUP + half) =
-                __builtin_convertvector(whole + kInt4Zero, B16);
+                to_bytes(whole + kInt4Zero);
         }
     }
     return best_scale(with_numbers, squares, scale);
@@ -162,7 +161,7 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
     for (int i = 0; i < group; i++) largest = maximum(size_of(load(x + i * 16)), largest);
     const I16 is_empty = is_less(largest, all(1e-30f));
     I16 found = is_empty;
-    *scales = F16{}, *zeros = I16{} + kInt4Zero;
+    *scales = F16{}, *zeros = all_integers(kInt4Zero);
     // The largest number may stand for 1, or for any up to 16.
     for (int most = 1; most <= 16; most++) {
         const F16 inverse = select(is_empty, F16{}, static_cast<float>(most) / largest);
@@ -170,12 +169,12 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
         I16 fails = {};
         for (int i = 0; i < group; i++) {
             const F16 number = load(x + i * 16), size = size_of(number);
-            const F16 q = __builtin_convertvector(rounded(number * inverse), F16), times = size_of(q);
+            const F16 q = to_floats(rounded(number * inverse)), times = size_of(q);
             highest = maximum(q, highest), lowest = minimum(q, lowest);
             const I16 is_zero = is_less(times, all(0.5f));
             const F16 divisor = select(is_zero, all(1.0f), times), step = half_step(number);
             // Below a power of two numbers are half as far apart.
-            const F16 down = select((I16)((U16)number & 0x7f0000u) == I16{}, step * 0.5f, step);
+            const F16 down = select(is_zero_bits((I16)((U16)number & 0x7f0000u)), step * 0.5f, step);
             above = select(is_zero, above, maximum((size - down) / divisor, above));
             below = select(is_zero, below, minimum((size + step) / divisor, below));
             fails |= is_zero & is_less(F16{}, size);
@@ -192,7 +191,7 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
             I16 differs = {};
             for (int i = 0; i < group; i++) {
                 const F16 number = load(x + i * 16);
-                const F16 q = __builtin_convertvector(rounded(number * inverse), F16);
+                const F16 q = to_floats(rounded(number * inverse));
                 differs |= ~is_same(from_bf16(to_bf16(q * kept)), number);
             }
             scale = select(~differs & ~is_made, kept, scale), is_made |= ~differs;
@@ -200,7 +199,7 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
         const I16 here = ~fails & ~found & is_made;
         const F16 zero = maximum(minimum(all(kInt4Zero), 15.0f - highest), -lowest);
         *scales = select(here, scale, *scales);
-        *zeros = select(here, __builtin_convertvector(zero, I16), *zeros);
+        *zeros = select(here, to_integers(zero), *zeros);
         found |= here;
         bool all_found = true;
         for (int lane = 0; lane < 16; lane++) all_found &= found[lane] != 0;
@@ -221,7 +220,7 @@ INLINE void try_step(const float *x, F16 step, F16 zero, Found *found) {
     F16 with_numbers = {}, squares = {};
     for (int i = 0; i < group; i++) {
         const F16 number = load(x + i * 16);
-        const F16 whole = __builtin_convertvector(rounded(minimum(maximum(number * inverse, lowest), highest)), F16);
+        const F16 whole = to_floats(rounded(minimum(maximum(number * inverse, lowest), highest)));
         with_numbers += number * whole, squares += whole * whole;
     }
     // Where all are 0 that is no number, and no better.
@@ -248,12 +247,12 @@ static void round_groups(const float *x, bool with_zero_points, F16 *scales, I16
     if (with_zero_points)
         for (const float share : kGroupShares) {
             const F16 step = (highest - lowest) * (share / 15.0f), middle = 7.5f - (highest + lowest) * 0.5f / step;
-            const F16 below = __builtin_convertvector(__builtin_convertvector(bounded(middle, 0.0f, 15.0f), I16), F16);
+            const F16 below = to_floats(to_integers(bounded(middle, 0.0f, 15.0f)));
             try_step<group>(x, step, below, &found);
             try_step<group>(x, step, minimum(below + 1.0f, all(15.0f)), &found);
         }
     *scales = (F16)(((U16)(found.scale + nothing) + 16u) & ~31u);  // its lowest bits are a zero point's
-    *zeros = __builtin_convertvector(found.zero, I16);
+    *zeros = to_integers(found.zero);
 }
 
 // u of a row (columns, a multiple of 128) into `to`, and a word for each group of them. False: nothing shall be rounded, and some group is none.
@@ -279,8 +278,8 @@ static bool quantize_row_groups(penstock_rounding rounding, const float *x, int6
             const float inverse = scale.number != 0.0f ? 1.0f / scale.number : 0.0f;
             const float zero = static_cast<float>(zeros[of - first]);
             for (int i = 0; i < group; i += 16)
-                *reinterpret_cast<B16Memory *>(to + of * group + i) = __builtin_convertvector(
-                    rounded(bounded(load(x + of * group + i) * inverse, -zero, 15.0f - zero)) + zeros[of - first], B16);
+                *reinterpret_cast<B16Memory *>(to + of * group + i) = to_bytes(
+                    rounded(bounded(load(x + of * group + i) * inverse, -zero, 15.0f - zero)) + zeros[of - first]);
         }
     }
     return true;

@@ -96,7 +96,7 @@ void open_sparsely(const SparseGateArgs &args, const Work &work) {
                 // What is no number stays none.
                 const F16 opened = select(is_less(over, F16{}), F16{}, over);
                 y = activated(opened, args.activation) * load_up_to(up + at, count);
-                if (count < 16) y = lanes() < count ? y : F16{};
+                if (count < 16) y = select(are_first(count), y, F16{});
             }
             store_bf16_up_to(to + at * 2, y, args.target_width - at);
         }

@@ -91,7 +91,7 @@ INLINE F16 activated(F16 x, penstock_activation activation) {
 
 // Which of the lowest 16 bits are set.
 INLINE I16 are_set(int32_t bits) {
-    return -(((I16{} + bits) >> lanes()) & 1);
+    return -((all_integers(bits) >> lanes()) & 1);
 }
 
 // Some numbers, with zeros beyond `count`.
