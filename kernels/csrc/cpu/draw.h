@@ -19,8 +19,8 @@ struct Sum {
 };
 
 INLINE void add(Sum &sum, F16 x) {
-    sum.low += lower_doubles(x);
-    sum.high += upper_doubles(x);
+    sum.low += doubles_of(x, 0);
+    sum.high += doubles_of(x, 1);
 }
 
 INLINE double total_of(const Sum &sum) {

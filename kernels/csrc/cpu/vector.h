@@ -416,22 +416,24 @@ INLINE Quarters quarters_of(F16 x) {
     return made;
 }
 
-// Eight of them in double precision.
-INLINE D8 doubles_of(F4 a, F4 b) {
-    typedef double D4 __attribute__((vector_size(32)));
-    alignas(64) const union {
-        D4 fours[2];
-        double all[8];
-    } made = {{__builtin_convertvector(a, D4), __builtin_convertvector(b, D4)}};
-    return load_as<D8>(&made);
-}
-INLINE D8 lower_doubles(F16 x) {
+// The lower and the upper eight of them in double precision.
+INLINE D8 doubles_of(F16 x, int half) {
+#if defined(__AVX512F__)
+    const union {
+        F16 whole;
+        __m256 halves[2];
+    } from = {x};
+    return (D8)_mm512_cvtps_pd(from.halves[half]);
+#else
     const Quarters q = quarters_of(x);
-    return doubles_of(q.parts[0], q.parts[1]);
-}
-INLINE D8 upper_doubles(F16 x) {
-    const Quarters q = quarters_of(x);
-    return doubles_of(q.parts[2], q.parts[3]);
+    const union {
+        F4 fours[2];
+        Register<float>::Half halves[kRegisters];
+    } from = {{q.parts[2 * half], q.parts[2 * half + 1]}};
+    D8 made;
+    for (int i = 0; i < kRegisters; i++) made.registers[i] = __builtin_convertvector(from.halves[i], D8::Whole);
+    return made;
+#endif
 }
 
 // Over the lanes, in one order: those half as far apart each time. In registers: through memory it would take as long as 16 keys' scores.
