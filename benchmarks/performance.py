@@ -46,6 +46,10 @@ SECTIONS = {
         "Four bits beside llama.cpp, on Zen 5",
         "Of one stream the decode alone; 8 and 32 are whole requests, as above.",
     ),
+    "avx2": (
+        "The engine beside llama.cpp's library, with AVX2 and no more, on Zen 3",
+        "Both without a server. All that decodes one stream of m1b is bound by memory.",
+    ),
     "contexts": (
         "Behind long prompts, over HTTP",
         "`2k, 8` is what 8 streams decode behind 2,048 tokens each; then what was read of the prompts themselves, one behind the other in one stream.",

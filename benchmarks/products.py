@@ -72,7 +72,9 @@ def measured(
     arguments.append(options.isa)
     answer = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, check=False)
     if not answer.stdout:
-        raise SystemExit(f"products: {' '.join(map(str, arguments))} ended with {answer.returncode}: has this processor {options.isa}?")
+        raise SystemExit(
+            f"products: {' '.join(map(str, arguments))} ended with {answer.returncode}: has this processor {options.isa}?"
+        )
     found = json.loads(answer.stdout)
     limit = max(found["read"] if megabytes else 0.0, found["multiply"])
     bound = "memory" if megabytes and found["read"] > found["multiply"] else "arithmetic"
