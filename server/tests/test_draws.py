@@ -99,7 +99,8 @@ def check(wanted: Any, got: Any, rows: list[dict[str, Any]], slots: Any) -> None
     assert (wanted.possible_S is None) == (got.possible_S is None)
     if wanted.possible_S is not None:
         assert torch.equal(wanted.possible_S, got.possible_S)
-    torch.testing.assert_close(wanted.logprobs_S, got.logprobs_S, atol=2e-5, rtol=2e-5)
+    # Torch adds up exponentials in fp32: with AVX2, 32,003 of them to 3e-5 (the engine, in pieces of 256 and then in double precision, to 2e-6).
+    torch.testing.assert_close(wanted.logprobs_S, got.logprobs_S, atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.parametrize("vocabulary", [97, 4099, 32003])
