@@ -179,7 +179,7 @@ INLINE I16 all_integers(int32_t x) {
     return I16{} + x;
 }
 
-// Register by register, what `one` makes of registers.
+// What an expression makes of registers, one after another; PENSTOCK_PART is the register of an operand.
 #if defined(__AVX512F__)
 #define PENSTOCK_EACH(made, expression) \
     {                                   \
@@ -216,7 +216,7 @@ INLINE I16 is_zero_bits(I16 a) {
     return made;
 }
 
-// The nearest numbers, and whole ones below them in size.
+// To the nearest float; and to a whole number, towards 0.
 INLINE F16 to_floats(I16 x) {
     F16 made;
     PENSTOCK_EACH(made, __builtin_convertvector(PENSTOCK_PART(x), Register<float>::Whole))
@@ -306,7 +306,7 @@ INLINE U16 widen(H16 x) {
 #endif
 }
 
-// Whole numbers that fit, and back.
+// Whole numbers that fit; and of those without a sign the other way round.
 INLINE B16 to_bytes(I16 x) {
 #if defined(__AVX512F__)
     return __builtin_convertvector(x, B16);
@@ -399,7 +399,7 @@ INLINE F16 size_of(F16 x) {
     return select(is_less(x, F16{}), -x, x);
 }
 
-// Of four and four.
+// By fours.
 typedef float F4 __attribute__((vector_size(16)));
 struct Quarters {
     F4 parts[4];
