@@ -71,12 +71,14 @@ def penalize(
 
     prompt and output (S, V) int32: how often each token occurs in the prompt and in the output. The
     repetition penalty divides positive and multiplies negative logits of tokens that occur in either
-    (Keskar et al., "CTRL", 2019, as in Hugging Face transformers); the other two are OpenAI's, over the
-    output: count * frequency + (count > 0) * presence is subtracted. Returns (S, V) fp32.
+    (Keskar et al., "CTRL", 2019, as in Hugging Face transformers), and none becomes infinite, which would forbid or
+    force its token; the other two are OpenAI's, over the output: count * frequency + (count > 0) * presence is
+    subtracted. Returns (S, V) fp32.
     """
     seen_SV = (prompt_SV + output_SV) > 0
     repeated_SV = torch.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
-    logits_SV = torch.where(seen_SV, repeated_SV, logits_SV)
+    largest = torch.finfo(logits_SV.dtype).max
+    logits_SV = torch.where(seen_SV, repeated_SV.clamp(-largest, largest), logits_SV)
     return logits_SV - output_SV * frequency_S1 - (output_SV > 0) * presence_S1
 
 

@@ -118,6 +118,23 @@ def test_every_row_gets_the_token_that_torch_draws(name: str, vocabulary: int) -
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("repetition", [1e-38, 3.4e38])
+def test_no_penalty_brings_a_token_past_its_mask(name: str, repetition: float) -> None:
+    vocabulary = 97
+    rng = random.Random(3)
+    plain = {"bias": {}, "first_end": 0, "delta": 0.0, "frequency": 0.0, "presence": 0.0, "mask": 0.3}
+    plain |= {"history": list(range(vocabulary)), "outputs": 1, "repetition": repetition}
+    rows = [any_row(rng, vocabulary) | plain for _ in range(24)]
+    for sign in (1, -1):
+        logits_SV = sign * some_logits(len(rows), vocabulary, 1).abs()
+        wanted, got, _ = both(name, rows, logits_SV, [1] * len(rows))
+        masks = masks_of(rows, vocabulary, list(range(len(rows))))
+        for found in (wanted, got):
+            words = masks.words_MW[np.arange(len(rows)), found.tokens_S.numpy() // 32]
+            assert (words >> (found.tokens_S.numpy() % 32) & 1).all()
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_samples_behind_drafts_count_them_as_torch_does(name: str) -> None:
     for seed in range(4):
         rng = random.Random(seed)

@@ -6,8 +6,10 @@
 
 namespace penstock {
 
-// Parts of attention at once: few rows are divided, see `divide`.
+// Parts of attention at once: few rows are divided, and none where a token's queries are more than a tile or one thread computes, see
+// `divide`.
 int64_t Program::part_count(const Division &division, int64_t longest) const {
+    if (division.group > kQueries || team_.size() == 1) return 0;
     return (4 * team_.size() / division.kv_heads + 1) * (longest / kSplit + 2);
 }
 

@@ -130,7 +130,7 @@ SEPARATE void score_keys(const ChooseArgs &args, int64_t token, int64_t begin, i
         const bool is_copied = args.rate || args.block;
         if (!is_copied)
             for (int i = 0; i < pages; i++) page[i] = args.cache + row.pages[first + i] * heads.page_bytes;
-        if (row.moves) follow_path(heads, args.cache, row, 0, first, pages, s.path, page);
+        if (row.moves && !is_copied) follow_path(heads, args.cache, row, 0, first, pages, s.path, page);
         for (int i = 0; i < pages; i += kMostTiles) {
             const int some = static_cast<int>(least(kMostTiles, pages - i));
             if (is_copied) {

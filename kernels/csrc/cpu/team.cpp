@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <stdexcept>
 
 namespace penstock {
 
@@ -14,7 +15,7 @@ namespace {
 // Turns of a waiting loop before a member sleeps, some 50 us. Beside another load who is waited for may not be running,
 // and gets the processor of who sleeps.
 constexpr int kTurnsBetweenJobs = 1000, kTurnsInJob = 1000;
-constexpr uint32_t kMemberBits = 10, kMembers = (1u << kMemberBits) - 1;
+constexpr uint32_t kMemberBits = 12, kMembers = (1u << kMemberBits) - 1;
 
 void sleep_while(std::atomic<uint32_t> &word, uint32_t value) {
     syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
@@ -42,11 +43,21 @@ uint32_t wait_for_change(std::atomic<uint32_t> &word, uint32_t value, std::atomi
 }  // namespace
 
 Team::Team(int members) : shares_(static_cast<size_t>(members)) {
+    if (static_cast<uint32_t>(members) > kMembers) throw std::invalid_argument("a team has at most 4095 threads");
     helpers_.reserve(static_cast<size_t>(members - 1));
-    for (int member = 1; member < members; member++) helpers_.emplace_back([this, member] { help(member); });
+    try {
+        for (int member = 1; member < members; member++) helpers_.emplace_back([this, member] { help(member); });
+    } catch (...) {
+        end();
+        throw;
+    }
 }
 
 Team::~Team() {
+    end();
+}
+
+void Team::end() {
     ends_.store(true);
     started_.fetch_add(1u << kMemberBits);
     wake_all(started_);
@@ -72,12 +83,14 @@ void Team::begin_work() {
 }
 
 void Team::barrier() {
-    if (active_ == 1) {
+    // Read before this member arrives: once it has, the job may be over and another one, of other members, begun.
+    const auto active = static_cast<uint32_t>(active_);
+    if (active == 1) {
         begin_work();
         return;
     }
     const uint32_t round = passed_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(active_)) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == active) {
         arrived_.store(0, std::memory_order_relaxed);
         begin_work();
         passed_.store(round + 1);

@@ -22,6 +22,7 @@ class Team {
 public:
     using Job = void (*)(void *context, int member);
 
+    // Throws std::system_error where the system gives no more threads.
     explicit Team(int members);
     ~Team();
     Team(const Team &) = delete;
@@ -49,6 +50,7 @@ private:
     };
 
     void help(int member);
+    void end();
     void begin_work();
 
     std::vector<std::thread> helpers_;

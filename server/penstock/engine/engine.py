@@ -42,6 +42,7 @@ from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import KINDS, Threads
 from penstock.errors import UnusableModel
 from penstock.models.cache_format import FORMATS
+from penstock.models.config import BlockIndexConfig
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
 from penstock.models.native import NativeModel, tell
@@ -250,11 +251,12 @@ class Engine:
 
     @property
     def verifies_trees(self) -> bool:
-        """Whether drafts may be a tree. The path that is accepted would have to be told to the stages before, and to a drafter, which
-        keeps what was fed by its position.
+        """Whether drafts may be a tree. The path that is accepted would have to be told to the stages before, to a drafter, which
+        keeps what was fed by its position, and to the keys of blocks.
         """
         config = self.model.config
-        is_plain = not (config.has_encoder or config.has_state)
+        has_blocks = isinstance(config.index, BlockIndexConfig)
+        is_plain = not (config.has_encoder or config.has_state or has_blocks)
         return is_plain and self.drafter is None and self.group.pipeline is None
 
     def tables(self, longest: int) -> Tables:

@@ -175,6 +175,7 @@ impl Reading {
             SequenceEvent::Finished { last, finish } => (last, Some(finish)),
             SequenceEvent::TimeUp => {
                 let ended = self.text.output.time_up(&mut self.ready);
+                self.tell_prompt();
                 return self.finish(ended.unwrap_or(FinishReason::Length), at);
             }
             SequenceEvent::Failed(failure) => return self.fail(failure.into()),
@@ -184,14 +185,19 @@ impl Reading {
             self.text.counted.another(at, last);
         }
         let ended = self.text.output.process(token, finish, &mut self.ready);
-        if let Some(first) = self.ready.front_mut().filter(|_| !self.text.prefill.is_empty()) {
-            first.prefill = std::mem::take(&mut self.text.prefill);
-        }
+        self.tell_prompt();
         if let Some(reason) = ended {
             if let Some(ticket) = self.ticket.take() {
                 ticket.stop();
             }
             self.finish(reason, at);
+        }
+    }
+
+    /// With the first token, what was asked of the prompt's.
+    fn tell_prompt(&mut self) {
+        if let Some(first) = self.ready.front_mut().filter(|_| !self.text.prefill.is_empty()) {
+            first.prefill = std::mem::take(&mut self.text.prefill);
         }
     }
 
@@ -202,6 +208,7 @@ impl Reading {
 
     fn fail(&mut self, failure: GenerationFailure) {
         self.ready.extend(self.text.output.break_off());
+        self.tell_prompt();
         self.end(GenerationEvent::Failed(failure));
     }
 

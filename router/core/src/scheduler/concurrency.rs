@@ -14,6 +14,9 @@ use super::submission::Tenant;
 /// How long a tenant without a permit still counts as present.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
+/// How long after a walk over all tenants the next one waits where their number calls for none.
+const BETWEEN_WALKS: Duration = Duration::from_secs(1);
+
 /// One in so many permits is kept for tenants that hold few.
 const SHARE: u32 = 8;
 
@@ -27,8 +30,9 @@ struct Held {
     all: u32,
     tenants: HashMap<Tenant, Holder>,
     origins: HashMap<Tenant, Origin>,
-    /// Tenants that were left when absent ones were last forgotten.
+    /// Tenants that were left when absent ones were last forgotten, and when that was.
     left: usize,
+    walked: Option<Instant>,
 }
 
 struct Holder {
@@ -52,8 +56,12 @@ impl ConcurrencyLimiter {
     pub fn try_acquire(&self, tenant: Tenant, now: Instant) -> bool {
         let held = &mut *self.held.lock().expect("nothing panics while it holds this lock");
         let kept = self.limit / SHARE;
-        // The walk over all tenants is worth it only when permits run out or the list is long.
-        if held.all.saturating_add(kept) >= self.limit || held.tenants.len() > 2 * held.left + 1024 {
+        // The walk over all tenants is worth it only when permits run out or the list is long, and takes no longer than
+        // what made the list: who is refused is in it, too.
+        let is_due = held.walked.is_none_or(|at| now.saturating_duration_since(at) >= BETWEEN_WALKS);
+        let runs_out = is_due && held.all.saturating_add(kept) >= self.limit;
+        if runs_out || held.tenants.len() > 2 * held.left + 1024 {
+            held.walked = Some(now);
             let recent = |holder: &Holder| {
                 holder.permits > 0 || now.saturating_duration_since(holder.seen) < REMEMBERED
             };
@@ -209,6 +217,21 @@ mod tests {
         assert!(limiter.try_acquire(Tenant::User(OTHER, 1), now));
         limiter.release(Tenant::User(OTHER, 1));
         assert_eq!(fill(&limiter, Tenant::User(ONE, 1), now + 2 * REMEMBERED), 16);
+    }
+
+    #[test]
+    fn a_flood_of_refused_users_is_walked_over_once_a_second() {
+        let (limiter, now) = (ConcurrencyLimiter::new(16), Instant::now());
+        fill(&limiter, Tenant::User(ONE, 0), now);
+        let mut walks = 0;
+        let mut last = None;
+        for user in 1..3000 {
+            limiter.try_acquire(Tenant::User(ONE, user), now + Duration::from_millis(user));
+            let walked = limiter.held.lock().expect("no panic").walked;
+            walks += u32::from(walked != last);
+            last = walked;
+        }
+        assert!(walks < 8, "{walks} walks");
     }
 
     #[test]

@@ -288,7 +288,7 @@ fn follow(
         return Ok(Next { refused, forced, then: NextToken::End, is_free: false });
     }
     let mask = mask_of(matcher, words)?;
-    let is_free = matcher.is_free() && !refused;
+    let is_free = matcher.is_free() && !refused && forced.is_empty();
     Ok(Next { refused, forced, then: NextToken::Masked(mask), is_free })
 }
 

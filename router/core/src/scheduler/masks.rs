@@ -196,11 +196,13 @@ impl Core {
         for job in &mut jobs {
             let Some(&key) = self.by_id.get(&job.id) else { continue };
             let sequence = &self.sequences[key];
-            if let Asked::Next { tokens, .. } = &job.asked
-                && tokens.len() == sequence.held() as usize
-            {
+            let Asked::Next { tokens, may_force } = &mut job.asked else { continue };
+            if tokens.len() == sequence.held() as usize {
                 job.position = sequence.tokens.len() as u32;
                 job.drafts = self.guesses_behind(sequence, job.position).unwrap_or_default();
+            } else {
+                // Tokens of the same result came behind them.
+                *may_force = false;
             }
         }
         jobs
@@ -268,6 +270,7 @@ impl Core {
         constraint.held.clear();
         constraint.walked = None;
         sequence.tokens.truncate(sequence.tokens.len() - dropped);
+        sequence.looked_up = None;
         self.counters.refused_tokens += dropped as u64;
         let id = sequence.id;
         let rows = self.in_flight.iter_mut().flat_map(|step| &mut step.rows);

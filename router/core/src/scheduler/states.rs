@@ -110,9 +110,12 @@ impl Core {
         let distance = self.rules.snapshots.of_blocks(block_size).prompt;
         for &other in &self.running {
             let running = &self.sequences[other];
+            if running.continues() || running.is_fully_scheduled() {
+                continue;
+            }
             let passed = begins.max(running.num_scheduled_tokens);
             let alike = running.begins_like(sequence, block_size);
-            if running.continues() || running.is_fully_scheduled() || alike <= passed {
+            if alike <= passed {
                 continue;
             }
             if running.states.wants_no_branch(running.num_scheduled_tokens) {

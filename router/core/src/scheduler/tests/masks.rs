@@ -440,31 +440,40 @@ fn masks_wait_behind_outdated_drafts_that_happen_to_be_what_the_grammar_forces()
 
 #[test]
 fn in_free_text_and_behind_it_guesses_change_nothing() {
-    let (mut accepted, mut refused) = (0, 0);
-    for (marker, surprise_one_in) in (0..8).flat_map(|marker| [(marker, 6), (marker, 60)]) {
+    let (mut accepted, mut refused, mut forced_tokens) = (0, 0, 0);
+    let cases = (0..8).flat_map(|marker| [(marker, 6, 0), (marker, 6, 3), (marker, 60, 0), (marker, 60, 2)]);
+    for (marker, surprise_one_in, forced) in cases {
         for drafting in [Drafting::Always(5), Drafting::Adaptive(5)] {
             let config = MockConfig { surprise_one_in, ..repeating() };
             let mut harness = Harness::new(config, 4, 64).speculating(drafting);
             for salt in 0..3 {
                 let sampling = Sampling { temperature: [0.0, 0.7][salt as usize % 2], ..Sampling::default() };
-                let spec = constrained(&[3, 4, 5 + salt], 200, lazy(marker, 150));
+                let spec = constrained(&[3, 4, 5 + salt], 200, lazily_forcing(marker, forced, 150));
                 harness.submit(SequenceSpec { sampling, ..spec });
             }
             harness.run_to_end();
             accepted += harness.core.counters.accepted_drafts;
+            forced_tokens += harness.core.counters.forced_tokens;
             refused += harness.core.counters.refused_tokens;
             harness.check_against_reference();
         }
     }
-    assert!(accepted > 500 && refused > 50, "{accepted} accepted, {refused} refused");
+    assert!(
+        accepted > 500 && refused > 50 && forced_tokens > 500,
+        "{accepted} accepted, {refused} refused, {forced_tokens} forced"
+    );
 }
 
-/// Everything may follow, until a token that is `marker` modulo 8; then four tokens of one kind have to. `length` in all.
+/// Everything may follow, until a token that is `marker` modulo 8; then four tokens of one kind have to, the first `forced` of
+/// which there is but one. `length` in all.
 #[derive(Clone, Copy, Debug)]
 struct Lazy {
     marker: u32,
+    forced: u32,
     length: u32,
 }
+
+const BOUND: u32 = 4;
 
 #[derive(Clone)]
 struct LazyMatcher {
@@ -483,7 +492,14 @@ impl Grammar for Lazy {
 
 impl LazyMatcher {
     fn allows(&self, token: u32) -> bool {
-        self.bound == 0 || (token > 2 && token.is_multiple_of(4))
+        match self.only() {
+            Some(only) => token == only.0,
+            None => self.bound == 0 || (token > 2 && token.is_multiple_of(4)),
+        }
+    }
+
+    fn only(&self) -> Option<TokenId> {
+        (self.bound > BOUND - self.grammar.forced).then_some(TokenId(4 + 4 * self.bound))
     }
 }
 
@@ -495,7 +511,7 @@ impl Matcher for LazyMatcher {
         self.ended |= tiny().eos_ids.contains(&token.0);
         self.count += 1;
         self.bound = match self.bound {
-            0 if token.0 % 8 == self.grammar.marker => 4,
+            0 if token.0 % 8 == self.grammar.marker => BOUND,
             bound => bound.saturating_sub(1),
         };
         Ok(())
@@ -517,8 +533,13 @@ impl Matcher for LazyMatcher {
         Ok(())
     }
 
-    fn take_forced(&mut self, _: usize) -> Result<Vec<TokenId>, String> {
-        Ok(Vec::new())
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        let mut taken = Vec::new();
+        while let Some(only) = self.only().filter(|_| taken.len() < most && !self.is_complete()) {
+            self.advance(only)?;
+            taken.push(only);
+        }
+        Ok(taken)
     }
 
     fn is_complete(&self) -> bool {
@@ -531,7 +552,11 @@ impl Matcher for LazyMatcher {
 }
 
 fn lazy(marker: u32, length: u32) -> Option<Arc<dyn Grammar>> {
-    Some(Arc::new(Lazy { marker, length }))
+    lazily_forcing(marker, 0, length)
+}
+
+pub fn lazily_forcing(marker: u32, forced: u32, length: u32) -> Option<Arc<dyn Grammar>> {
+    Some(Arc::new(Lazy { marker, forced, length }))
 }
 
 /// Rows that were planned with a mask, and all that sample.
@@ -581,7 +606,7 @@ fn late_jobs_preemptions_and_crashes_lose_no_token_of_free_text() {
     for marker in 0..8 {
         let mut harness = Harness::new(MockConfig { pages: 26, ..tiny() }, 4, 64);
         for salt in 0..4 {
-            let spec = constrained(&[3, 4, 5, 6 + salt], 60, lazy(marker, 40));
+            let spec = constrained(&[3, 4, 5, 6 + salt], 60, lazily_forcing(marker, salt, 40));
             // A worker counts for it what was sampled, also in a row behind one that sampled nothing.
             let frequency_penalty = if salt % 2 == 0 { 0.0 } else { 0.1 };
             let sampling = Sampling { frequency_penalty, ..spec.sampling };

@@ -6,6 +6,7 @@ use penstock_proto::tables::Window;
 use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, every_forcing, spec, tiny};
+use super::masks::lazily_forcing;
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Counters;
 use crate::scheduler::policy::Drafting;
@@ -49,7 +50,10 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
     let sampling = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>());
     let options =
         (any::<bool>(), prop::bool::weighted(0.15), 0u32..3, 0u64..2, 0u32..40, any::<bool>(), 0u32..3);
-    let grammar = prop::option::weighted(0.3, (1u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6));
+    let grammar = prop::option::weighted(
+        0.3,
+        (1u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6, any::<bool>()),
+    );
     let priority = prop_oneof![3 => Just(0), 1 => -1..3];
     (prompts(), 1u32..96, sampling, options, grammar, priority).prop_map(
         move |(prompt, new, sampling, options, grammar, priority)| {
@@ -79,8 +83,10 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
                 ignore_eos,
                 stop_token_ids: if bias { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
                 top_tokens,
-                constraint: grammar
-                    .and_then(|(modulus, length, end, forced)| every_forcing(modulus, length, end, forced)),
+                constraint: grammar.and_then(|(modulus, length, end, forced, is_lazy)| match is_lazy {
+                    true => lazily_forcing(modulus, forced.min(4), length),
+                    false => every_forcing(modulus, length, end, forced),
+                }),
                 cache_namespace: Namespace(cache_namespace.into()),
                 tenant: Tenant::Key(tenant),
                 priority: Priority(priority),
