@@ -93,7 +93,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         params.warnings.no_effect("top_logprobs", "without `logprobs`");
         top_logprobs = 0;
     }
-    let tools = Tools::parse(fields, &Shape::CHAT)?;
+    let tools = Tools::parse(fields, &Shape::CHAT, &mut params.warnings)?;
     Ok(ChatRequest {
         params,
         tools,
