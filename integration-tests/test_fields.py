@@ -118,6 +118,7 @@ OPENAI_WARNINGS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"logit_bias": [0.0, 1.0]}, "logit_bias"),
+    ({"ignore_eos": True, "guided_regex": "a{3}"}, "ignore_eos"),
     ({"max_new_tokens": 4}, "max_new_tokens"),
     ({"no_such_field": 0}, "no_such_field"),
 ]
@@ -125,6 +126,8 @@ WARNINGS: list[tuple[str, dict[str, Any], str]] = [
     *[(path, more, name) for path in (CHAT, COMPLETIONS) for more, name in OPENAI_WARNINGS],
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"echo": True}, "echo"),
+    (CHAT, {"tool_prompt": "Call it."}, "tool_prompt"),
+    (CHAT, {"parallel_tool_calls": False}, "parallel_tool_calls"),
     (COMPLETIONS, {"messages": []}, "messages"),
     ("/chat_tokenize", {"no_such_field": 0}, "no_such_field"),
     ("/generate", {"model": "x"}, "model"),

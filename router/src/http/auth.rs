@@ -171,6 +171,9 @@ fn digest(key: &ApiKey) -> [u8; 32] {
     Sha256::digest(key.expose()).into()
 }
 
+/// Anthropic's header of a key.
+const X_API_KEY: &str = "x-api-key";
+
 /// The key of the one `Authorization: Bearer KEY`, or of the one `x-api-key` where there is none, as Anthropic's clients
 /// send it.
 fn key(headers: &HeaderMap) -> Option<&[u8]> {
@@ -179,7 +182,7 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
         values.next().filter(|_| values.next().is_none())
     };
     if !headers.contains_key(header::AUTHORIZATION) {
-        return Some(one("x-api-key")?.as_bytes().trim_ascii());
+        return Some(one(X_API_KEY)?.as_bytes().trim_ascii());
     }
     let value = one(header::AUTHORIZATION.as_str())?;
     let (scheme, key) = value.as_bytes().split_at_checked("Bearer ".len())?;
@@ -200,15 +203,20 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
         Admission::Refused if reads && routes::is_open(args, request.uri().path()) => {}
         Admission::Refused => {
             let family = Family::of(request.uri().path());
-            let said = if request.headers().contains_key(header::AUTHORIZATION) {
-                "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
-            } else {
-                "an API key is required: send it as `Authorization: Bearer KEY`"
-            };
-            return ApiError::new(Cause::Unauthorized, said).response(family);
+            return refusal(request.headers()).response(family);
         }
     }
     next.run(request).await
+}
+
+fn refusal(headers: &HeaderMap) -> ApiError {
+    let is_sent = headers.contains_key(header::AUTHORIZATION) || headers.contains_key(X_API_KEY);
+    let text = if is_sent {
+        "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
+    } else {
+        "an API key is required: send it as `Authorization: Bearer KEY`"
+    };
+    ApiError::new(Cause::Unauthorized, text)
 }
 
 #[cfg(test)]
@@ -242,6 +250,16 @@ mod tests {
         assert_eq!(keys.admit(&sent(&[])), Admission::Refused);
         let two = keys.admit(&sent(&["Bearer one", "Bearer x"]));
         assert_eq!(two, Admission::Refused, "which of two is meant cannot be known");
+    }
+
+    #[test]
+    fn a_wrong_key_is_told_from_one_that_is_missing() {
+        let said = |headers: &HeaderMap| refusal(headers).to_string();
+        let anthropic = [(X_API_KEY.parse().expect("a header"), HeaderValue::from_static("wrong"))];
+        assert!(said(&sent(&[])).starts_with("an API key is required"));
+        for headers in [sent(&["Bearer wrong"]), anthropic.into_iter().collect()] {
+            assert!(said(&headers).starts_with("Incorrect API key"), "{headers:?}");
+        }
     }
 
     #[test]

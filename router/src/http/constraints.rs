@@ -50,6 +50,33 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
             asked = source(&field.into(), kind, Some(value))?.map(|source| Asked { field, source });
         }
     }
+    let object = outputs.map(|outputs| json_object(&outputs)).transpose()?.flatten();
+    if let (Some(Asked { field: first, .. }), Some(Asked { field, .. })) = (&asked, &object) {
+        return Err(ApiError::invalid(*field, format!("and `{first}` must not both be given")));
+    }
+    Ok(asked.or(object))
+}
+
+/// `structured_outputs.json_object`. Any other member would ask for what is not here: those that are were taken.
+fn json_object(outputs: &Value) -> Result<Option<Asked>, ApiError> {
+    const FIELD: &str = request_fields::STRUCTURED_OUTPUTS.name;
+    const MEMBER: &str = "json_object";
+    // vLLM's own object has all of its members, those that ask for nothing as null or false.
+    let is_given = |(_, value): &(&String, &Value)| !value.is_null() && *value != false;
+    let mut asked = None;
+    for (name, value) in outputs.as_object().into_iter().flatten().filter(is_given) {
+        let place = Place::from(FIELD).member(shortened(name).into_owned());
+        match (name.as_str(), value) {
+            (MEMBER, Value::Bool(_)) => {
+                asked = Some(Asked { field: FIELD, source: GrammarSource::JsonObject });
+            }
+            (MEMBER, _) => {
+                let error = ApiError::invalid(place, "must be true or false");
+                return Err(error.given(shortened(&value.to_string())));
+            }
+            _ => return Err(ApiError::invalid(place, "is not supported")),
+        }
+    }
     Ok(asked)
 }
 
@@ -225,6 +252,11 @@ mod tests {
                 "structured_outputs",
                 GrammarSource::Regex("a+".into()),
             ),
+            (
+                r#"{"structured_outputs": {"json_object": true, "structural_tag": null, "disable_fallback": false}}"#,
+                "structured_outputs",
+                GrammarSource::JsonObject,
+            ),
         ] {
             assert_eq!(asked(body), Some(Asked { field, source }), "{body}");
         }
@@ -266,6 +298,23 @@ mod tests {
                 r#"{"structured_outputs": {"regex": "a", "choice": ["a"]}}"#,
                 "`structured_outputs` and `structured_outputs` must not both",
             ),
+            (
+                r#"{"structured_outputs": {"regex": "a", "json_object": true}}"#,
+                "`structured_outputs` and `structured_outputs` must not both",
+            ),
+            (
+                r#"{"structured_outputs": {"json_object": {}}}"#,
+                "`structured_outputs.json_object` must be true or false. Given: {}",
+            ),
+            (
+                r#"{"structured_outputs": {"structural_tag": "{}"}}"#,
+                "`structured_outputs.structural_tag` is not supported",
+            ),
+            (r#"{"structured_outputs": {"jsn": {}}}"#, "`structured_outputs.jsn` is not supported"),
+            (
+                r#"{"structured_outputs": {"json": {}, "whitespace_pattern": " "}}"#,
+                "`structured_outputs.whitespace_pattern` is not supported",
+            ),
             (r#"{"response_format": 5}"#, "`response_format` must be an object. Given: 5"),
             (r#"{"grammar": {"type": "text"}}"#, "`grammar.type` must be one of json, json_object"),
             (r#"{"grammar": "x"}"#, "`grammar` must be an object"),
@@ -278,7 +327,11 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_taken() {
         let limits = limits();
-        for body in ["{}", r#"{"response_format": {"type": "text"}}"#] {
+        for body in [
+            "{}",
+            r#"{"response_format": {"type": "text"}}"#,
+            r#"{"structured_outputs": {"json_object": false, "structural_tag": null}}"#,
+        ] {
             let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
             assert_eq!(openai(&fields), Ok(None), "{body}");
         }

@@ -46,7 +46,7 @@ use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::request_id::{PropagateRequestIdLayer, SetRequestIdLayer};
 
 use crate::allowed_host::AllowedHost;
@@ -103,12 +103,8 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
     Ok(CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([
-            header::CONTENT_TYPE,
-            header::AUTHORIZATION,
-            HeaderName::from_static(REQUEST_ID),
-            HeaderName::from_static(request_fields::DEADLINE.name),
-        ])
+        // Clients of OpenAI and Anthropic send a dozen of their own. Who may ask is a matter of origins and keys.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([
             HeaderName::from_static(REQUEST_ID),
             header::RETRY_AFTER,

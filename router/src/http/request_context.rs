@@ -169,6 +169,16 @@ impl RequestContext {
         self.server.loaded()
     }
 
+    /// Refuses a request of more sequences than this server ever has at once. `blames` is the field that asks for them.
+    pub fn check_sequences(&self, sequences: usize, blames: &'static str) -> Result<(), ApiError> {
+        let most = self.server.config.args.max_concurrent_requests;
+        if sequences <= most as usize {
+            return Ok(());
+        }
+        let text = format!("must ask for <= {most} sequences (--max-concurrent-requests)");
+        Err(ApiError::invalid(blames, text).given(sequences.to_string()))
+    }
+
     /// A sequence with a prompt of its own. Its failure has the dialect's names of the fields.
     pub fn start(
         &self,

@@ -380,7 +380,7 @@ pub const STRUCTURED_OUTPUTS: Field = field(
     "structured_outputs",
     Kind::Object,
     "none",
-    "vLLM's object with one of `json`, `regex`, `choice` and `grammar`",
+    "vLLM's object with one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 );
 pub const TOOLS: Field = field(
     "tools",

@@ -209,6 +209,27 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_has_else_where_no_pass_got_to_the_end_of_its_body() {
+        for (source, text) in [
+            (
+                "{% for a in [1, 2] %}{% if a == 1 %}{% continue %}{% endif %}{{ a }}{% else %}E{% endfor %}",
+                "2",
+            ),
+            ("{% for a in [1, 2] %}{{ a }}{% continue %}{% else %}E{% endfor %}", "12E"),
+            ("{% for a in [1, 2] %}{% if a == 1 %}{% break %}{% endif %}{{ a }}{% else %}E{% endfor %}", "E"),
+            ("{% for a in [1, 2] %}{% if a == 2 %}{% break %}{% endif %}{{ a }}{% else %}E{% endfor %}", "1"),
+            ("{% for a in [1, 2] if a > 2 %}{{ a }}{% else %}E{% endfor %}", "E"),
+            ("{% for a in [1, 2] if a > 1 %}{{ loop.length }}{% continue %}{% else %}E{% endfor %}", "1E"),
+            (
+                "{% for a in [1, 2] %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}{{ a }}{% else %}E{% endfor %}",
+                "1E",
+            ),
+        ] {
+            assert_eq!(render(source), text, "{source}");
+        }
+    }
+
+    #[test]
     fn troubles_have_their_kind() {
         assert_eq!(kind("{{ a.b }}"), ErrorKind::Undefined);
         assert_eq!(kind("{{ 1 + 'a' }}"), ErrorKind::Type);

@@ -1,8 +1,9 @@
 //! OpenAI's routes, as its clients use them.
 
+use penstock_core::worker::mock::Dictation;
 use serde_json::{Value, json};
 
-use crate::served::{Served, Setup};
+use crate::served::{END, Served, Setup, Vocabulary};
 
 fn chat(more: Value) -> Value {
     let mut body = json!({"model": "any", "messages": [{"role": "user", "content": "hi"}], "temperature": 0,
@@ -242,6 +243,62 @@ async fn echo_with_logprobs_scores_the_prompt() {
     assert_eq!(body["choices"][0]["logprobs"]["tokens"], json!(["a", "b", "c"]));
     assert_eq!(body["choices"][0]["logprobs"]["top_logprobs"][1], logprobs["top_logprobs"][1]);
     assert_eq!(body["usage"]["completion_tokens"], 0);
+}
+
+#[tokio::test]
+async fn offsets_of_an_echoed_prompt_are_those_of_its_text() {
+    let vocabulary = || Vocabulary::Bytes(Vec::new());
+    let mut setup = Setup { vocabulary: vocabulary(), ..Setup::default() };
+    setup.mock.vocab_size = vocabulary().size();
+    let served = Served::ready(setup).await;
+    let prompt = "日本語 😀<|turn|>x";
+    let request = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0, "echo": true, "logprobs": 0});
+    let whole = served.post("/v1/completions", request.clone()).await.good();
+    let offsets = whole["choices"][0]["logprobs"]["text_offset"].as_array().expect("a list").clone();
+    let of_prompt = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4, 4, 4, 4, 5, 13];
+    assert_eq!(offsets[..16], of_prompt.map(Value::from));
+    assert_eq!(offsets[16], 14);
+    let mut request = request;
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/completions", request).await;
+    let streamed =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array());
+    assert_eq!(streamed.flatten().cloned().collect::<Vec<_>>(), offsets);
+
+    // As token ids: of them the special one is no text.
+    let ids = vocabulary().tokens(prompt);
+    let request = json!({"prompt": ids, "max_tokens": 1, "temperature": 0, "echo": true, "logprobs": 0});
+    let answer = served.post("/v1/completions", request).await.good();
+    let offsets = answer["choices"][0]["logprobs"]["text_offset"].as_array().expect("a list").clone();
+    assert_eq!(offsets[14..], [5, 5, 6].map(Value::from));
+}
+
+#[tokio::test]
+async fn a_response_tells_log_probabilities_of_its_text_alone() {
+    let vocabulary = || Vocabulary::Bytes(vec!["<think>", "</think>"]);
+    let dictation = Dictation::default();
+    let mut setup =
+        Setup { vocabulary: vocabulary(), flags: vec!["--reasoning-parser", "think"], ..Setup::default() };
+    setup.mock.vocab_size = vocabulary().size();
+    setup.mock.dictation = dictation.clone();
+    let served = Served::ready(setup).await;
+    // The last text may be the beginning of a marker, and is told at the end.
+    for text in ["hello", "é!", "<thi", "a <th"] {
+        let said = format!("<think>abc</think>\n\n{text}");
+        let bytes: Vec<Vec<u8>> = text.bytes().map(|byte| vec![byte]).collect();
+        let mut tokens = vocabulary().tokens(&said);
+        tokens.push(END);
+        dictation.say(tokens);
+        // A mock is dictated to where there is a penalty.
+        let request =
+            json!({"input": "hi", "include": ["message.output_text.logprobs"], "frequency_penalty": 0.1});
+        let response = served.post("/v1/responses", request).await.good();
+        let part = &response["output"][1]["content"][0];
+        assert_eq!(part["text"], text, "{response}");
+        let told = part["logprobs"].as_array().expect("a list").iter();
+        let told = told.map(|entry| serde_json::from_value(entry["bytes"].clone()).expect("bytes"));
+        assert_eq!(told.collect::<Vec<Vec<u8>>>(), bytes, "{text}");
+    }
 }
 
 #[tokio::test]

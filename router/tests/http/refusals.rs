@@ -165,6 +165,30 @@ async fn limits_of_the_prompt_are_named_in_the_dialects_own_words() {
 }
 
 #[tokio::test]
+async fn what_is_wrong_with_an_instance_is_told_in_its_own_words() {
+    let flags = vec!["--max-input-tokens", "20", "--max-total-tokens", "30"];
+    let served =
+        Served::ready(Setup { flags, chat_template: "{{ messages[0].content }}", ..Setup::default() }).await;
+    let chat = |content: &str, more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": content}]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        body
+    };
+    for (instance, says) in [
+        (json!({"inputs": "x".repeat(21)}), "`inputs` must have <= 20 tokens"),
+        (chat(&"x".repeat(21), json!({})), "`messages` must have <= 20 tokens"),
+        (chat("hello", json!({"max_tokens": 26})), "`messages` tokens + `max_tokens` must be <= 30"),
+        (chat("hello", json!({"max_completion_tokens": 26})), "`messages` tokens + `max_completion_tokens`"),
+        (chat("hello", json!({"guided_regex": "("})), "`guided_regex`: "),
+    ] {
+        let answer = served.post("/vertex", json!({"instances": [{"inputs": "hi"}, instance]})).await;
+        assert_eq!(answer.status, 422, "{answer:?}");
+        let text = message("/vertex", &answer.json());
+        assert!(text.contains(&format!("instances[1]: {says}")), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn prompts_of_the_wrong_kind_are_named() {
     let served = Served::default().await;
     for (prompt, says) in [
@@ -219,12 +243,16 @@ async fn a_template_that_refuses_is_a_422_with_its_words() {
 
 #[tokio::test]
 async fn a_full_server_says_when_to_come_back_also_to_streams() {
-    let mut setup = Setup { flags: vec!["--max-concurrent-requests", "1"], ..Setup::default() };
+    let mut setup = Setup { flags: vec!["--max-concurrent-requests", "2"], ..Setup::default() };
     setup.mock.step_fixed = std::time::Duration::from_millis(1);
     let served = Served::ready(setup).await;
     let endless = json!({"inputs": "hi", "parameters": {"max_new_tokens": 3000}});
-    let mut first = served.stream("/generate_stream", endless).await;
-    first.next_json().await;
+    let mut running = Vec::new();
+    for _ in 0..2 {
+        let mut stream = served.stream("/generate_stream", endless.clone()).await;
+        stream.next_json().await;
+        running.push(stream);
+    }
     for path in GENERATING {
         let mut body = taken(path);
         if path.starts_with("/v1/") || path == "/" {
@@ -244,8 +272,29 @@ async fn a_full_server_says_when_to_come_back_also_to_streams() {
     ] {
         assert_eq!(served.post(path, body).await.status, 429, "{path}");
     }
-    drop(first);
+    drop(running);
     served.until_info(|info| info["requests_running"] == 0).await;
+    assert_eq!(served.post("/generate", taken("/generate")).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_request_of_more_sequences_than_there_are_places_is_told_that_it_cannot_be_served() {
+    let flags = vec!["--max-concurrent-requests", "1"];
+    let served = Served::ready(Setup { flags, ..Setup::default() }).await;
+    let chat = json!([{"role": "user", "content": "hi"}]);
+    for (path, body, field) in [
+        ("/generate", json!({"inputs": "hi", "parameters": {"best_of": 2, "do_sample": true}}), "best_of"),
+        ("/v1/completions", json!({"prompt": "hi", "n": 2}), "n"),
+        ("/v1/completions", json!({"prompt": "hi", "best_of": 2, "stream": false}), "best_of"),
+        ("/v1/completions", json!({"prompt": ["hi", "ho"], "stream": true}), "prompt"),
+        ("/v1/chat/completions", json!({"messages": chat, "n": 2}), "n"),
+        ("/vertex", json!({"instances": [{"inputs": "hi"}, {"inputs": "ho"}]}), "instances"),
+    ] {
+        let answer = served.post(path, body).await;
+        assert_eq!(answer.status, 422, "{path}: {answer:?}");
+        let says = format!("`{field}` must ask for <= 1 sequences (--max-concurrent-requests). Given: 2");
+        assert!(message(path, &answer.json()).ends_with(&says), "{path}: {answer:?}");
+    }
     assert_eq!(served.post("/generate", taken("/generate")).await.status, 200);
 }
 
@@ -286,17 +335,20 @@ async fn a_failure_before_the_first_token_is_the_status_and_later_one_event() {
 
 #[tokio::test]
 async fn other_origins_may_call_with_a_key() {
+    // Of OpenAI's and Anthropic's clients in a browser.
+    const HEADERS: &str = "anthropic-dangerous-direct-browser-access,anthropic-version,authorization,content-type,\
+                           x-api-key,x-stainless-lang,x-stainless-retry-count";
     let served = Served::default().await;
     let preflight = Request::builder()
         .method(Method::OPTIONS)
         .uri("/generate")
         .header(header::ORIGIN, "https://example.com")
         .header(header::ACCESS_CONTROL_REQUEST_METHOD, "POST")
-        .header(header::ACCESS_CONTROL_REQUEST_HEADERS, "authorization,content-type")
+        .header(header::ACCESS_CONTROL_REQUEST_HEADERS, HEADERS)
         .body(Full::default())
         .expect("valid");
     let answer = served.send(preflight).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("access-control-allow-origin"), "*");
-    assert!(answer.header("access-control-allow-headers").contains("authorization"));
+    assert_eq!(answer.header("access-control-allow-headers"), HEADERS);
 }

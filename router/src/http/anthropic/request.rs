@@ -131,13 +131,15 @@ fn variables(fields: &Fields, warnings: &mut Warnings) -> Result<Map<String, Val
 fn output(fields: &Fields) -> Result<Option<Asked>, ApiError> {
     const CONFIG: &str = "output_config.format";
     const FORMAT: &str = request_fields::OUTPUT_FORMAT.name;
-    let (field, format) = match fields.tree(&request_fields::OUTPUT_CONFIG)? {
-        Some(config) => (CONFIG, config.get("format").cloned().unwrap_or_default()),
-        None => (FORMAT, fields.tree(&request_fields::OUTPUT_FORMAT)?.unwrap_or_default()),
+    let in_config = fields.tree(&request_fields::OUTPUT_CONFIG)?.unwrap_or_default()["format"].take();
+    let (field, format) = match (in_config, fields.tree(&request_fields::OUTPUT_FORMAT)?) {
+        (Value::Null, None) => return Ok(None),
+        (Value::Null, Some(format)) => (FORMAT, format),
+        (format, None) => (CONFIG, format),
+        (_, Some(_)) => {
+            return Err(ApiError::invalid(FORMAT, format!("and `{CONFIG}` must not both be given")));
+        }
     };
-    if format.is_null() {
-        return Ok(None);
-    }
     let source = constraints::message_output(&Place::path(field), format)?;
     Ok(source.map(|source| Asked { field, source }))
 }
@@ -553,6 +555,11 @@ mod tests {
                 json!({"output_format": {"type": "json_schema", "schema": 5}}),
                 "`output_format.schema` must be an object",
             ),
+            (
+                json!({"output_config": {"format": {"type": "json_schema", "schema": {}}},
+                       "output_format": {"type": "json_schema", "schema": {}}}),
+                "`output_format` and `output_config.format` must not both be given",
+            ),
             (json!({"metadata": {"user_id": 5}}), "`metadata.user_id` must be a string"),
             (json!({"output_config": {"effort": 5}}), "`output_config.effort` must be a string"),
             (json!({"container": "c"}), "`container` is not supported: there are no containers here"),
@@ -569,6 +576,20 @@ mod tests {
         let params = asked.expect("valid").params;
         assert_eq!((params.n, params.stop.len(), params.grammar), (1, 0, None));
         assert_eq!(params.warnings.lines().len(), 3);
+    }
+
+    #[test]
+    fn the_format_of_the_output_has_two_names() {
+        let format = json!({"type": "json_schema", "schema": {}});
+        for (more, field) in [
+            (json!({"output_config": {"format": format}, "output_format": null}), "output_config.format"),
+            (json!({"output_config": null, "output_format": format}), "output_format"),
+            (json!({"output_config": {"effort": "low"}, "output_format": format}), "output_format"),
+            (json!({"output_config": {"format": null}, "output_format": format}), "output_format"),
+        ] {
+            let asked = parsed(more).expect("valid").params.grammar.expect("a grammar");
+            assert_eq!(asked.field, field);
+        }
     }
 
     #[test]

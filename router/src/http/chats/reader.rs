@@ -81,11 +81,38 @@ impl Reading {
     }
 }
 
-/// The text that a call of a custom tool has, out of its arguments.
+/// The text that a call of a custom tool has, out of its arguments, as far as they go.
 pub fn custom_input(arguments: &str) -> String {
     let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    let text = parsed.and_then(|parsed| parsed["input"].as_str().map(str::to_owned));
+    let text = match parsed {
+        Some(parsed) => parsed["input"].as_str().map(str::to_owned),
+        None => input_cut_off(arguments),
+    };
     text.unwrap_or_else(|| arguments.to_owned())
+}
+
+/// The text within `{"input": "..."}` of which the end is missing.
+fn input_cut_off(arguments: &str) -> Option<String> {
+    /// In characters: two halves of a pair of surrogates, as JSON escapes a character.
+    const LONGEST_ESCAPE: usize = 12;
+    let mut rest = arguments;
+    for part in ["{", "\"input\"", ":"] {
+        rest = rest.trim_start();
+        if part.starts_with(rest) {
+            return Some(String::new());
+        }
+        rest = rest.strip_prefix(part)?;
+    }
+    let rest = rest.trim_start();
+    if rest.is_empty() {
+        return Some(String::new());
+    }
+    let first_text = |text: &str| serde_json::Deserializer::from_str(text).into_iter().next()?.ok();
+    let ends = rest.char_indices().rev().map(|(end, _)| end).take(LONGEST_ESCAPE);
+    first_text(rest).or_else(|| {
+        let mut cut = std::iter::once(rest.len()).chain(ends);
+        cut.find_map(|end| first_text(&format!("{}\"", &rest[..end])))
+    })
 }
 
 /// Reads one answer.
@@ -152,5 +179,35 @@ impl Reader {
             }
         }
         deltas
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_input_of_a_custom_tool_goes_as_far_as_its_arguments() {
+        for (arguments, input) in [
+            (r#"{"input": "sea and \"sky\""}"#, r#"sea and "sky""#),
+            (r#"{"input": "sea and"#, "sea and"),
+            (r#" { "input" :"sea \""#, r#"sea ""#),
+            (r#"{"input": "sea""#, "sea"),
+            (r#"{"input": "sea\"#, "sea"),
+            (r#"{"input": "sea\\"#, r"sea\"),
+            (r#"{"input": "sea\u00e"#, "sea"),
+            (r#"{"input": "sea\ud83d\ude0"#, "sea"),
+            (r#"{"input": "é日\ud83d\ude00"#, "é日😀"),
+            (r#"{"input": ""#, ""),
+            (r#"{"input""#, ""),
+            (r#"{"inp"#, ""),
+            ("", ""),
+            // No call of a custom tool is written so.
+            (r#"{"input": 5"#, r#"{"input": 5"#),
+            (r#"{"text": "sea"#, r#"{"text": "sea"#),
+            ("sea", "sea"),
+        ] {
+            assert_eq!(custom_input(arguments), input, "{arguments}");
+        }
     }
 }

@@ -49,13 +49,23 @@ pub struct Bound {
 
 impl Tools {
     /// Those of OpenAI's dialects. None: without tools, or `tool_choice` is `none`.
-    pub fn parse(fields: &Fields, shape: &Shape) -> Result<Option<Self>, ApiError> {
+    pub fn parse(fields: &Fields, shape: &Shape, warnings: &mut Warnings) -> Result<Option<Self>, ApiError> {
         let functions = functions(fields, |tool| Function::read(tool, shape))?;
         let choice = choice(fields)?;
         let is_single = !fields.boolean(&request_fields::PARALLEL_TOOL_CALLS)?.unwrap_or(true);
         let tools = Self::of(functions, choice, is_single)?;
         let tool_prompt = fields.text(&request_fields::TOOL_PROMPT)?.map(Cow::into_owned);
         let tool_prompt = tool_prompt.filter(|text| !text.is_empty());
+        if tools.is_none() {
+            for (field, is_given) in [
+                (&request_fields::TOOL_PROMPT, tool_prompt.is_some()),
+                (&request_fields::PARALLEL_TOOL_CALLS, is_single),
+            ] {
+                if is_given {
+                    warnings.no_effect(field.name, "where no tool may be called");
+                }
+            }
+        }
         Ok(tools.map(|tools| Self { tool_prompt, ..tools }))
     }
 
@@ -248,7 +258,8 @@ mod tests {
 
     fn parsed(body: &str) -> Result<Option<Tools>, ApiError> {
         let limits = limits();
-        Tools::parse(&Fields::parse(body.as_bytes(), &limits).expect("JSON"), &Shape::CHAT)
+        let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+        Tools::parse(&fields, &Shape::CHAT, &mut Warnings::default())
     }
 
     fn tools(more: &str) -> Tools {
@@ -319,6 +330,26 @@ mod tests {
         ] {
             assert!(parsed(none).expect("valid").is_none(), "{none}");
         }
+    }
+
+    #[test]
+    fn what_says_how_to_call_has_no_effect_where_nothing_may_be_called() {
+        let limits = limits();
+        let named = |more: &str| {
+            let body = format!("{{{more}}}");
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            let mut warnings = Warnings::default();
+            Tools::parse(&fields, &Shape::CHAT, &mut warnings).expect("valid");
+            warnings.lines().into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let why = "has no effect where no tool may be called";
+        let both = [format!("`tool_prompt` {why}"), format!("`parallel_tool_calls` {why}")];
+        let manners = r#""tool_prompt": "Call it.", "parallel_tool_calls": false"#;
+        let tools = r#""tools": [{"type": "function", "function": {"name": "f"}}]"#;
+        assert_eq!(named(manners), both);
+        assert_eq!(named(&format!(r#"{manners}, {tools}, "tool_choice": "none""#)), both);
+        assert!(named(&format!("{manners}, {tools}")).is_empty());
+        assert!(named(r#""tool_prompt": "", "parallel_tool_calls": true"#).is_empty());
     }
 
     #[test]

@@ -258,8 +258,9 @@ mod tests {
         let mut text = String::from(
             "# Errors\n\n\
              Made from the catalogue in `router/src/http/error/cause.rs`. On TGI's routes an error is `{\"error\", \"error_type\"}`,\n\
-             on `/v1/*` `{\"error\": {\"message\", \"type\", \"param\", \"code\", \"http_status_code\"}}`; in a stream that has\n\
-             begun it is the last event. The message of a wrong field is `FIELD must be LIMIT. Given: VALUE`, in the names that\n\
+             on `/v1/*` `{\"error\": {\"message\", \"type\", \"param\", \"code\", \"http_status_code\"}}`, but on `/v1/messages` and below it\n\
+             Anthropic's `{\"type\": \"error\", \"error\": {\"type\", \"message\", \"param\"}}`, with the status 400 for what is 422 elsewhere and\n\
+             Anthropic's `type` of the status; in a stream that has begun it is the last event. The message of a wrong field is `FIELD must be LIMIT. Given: VALUE`, in the names that\n\
              the route has for its fields; `param` is the field. `code` is also the label `type` of `penstock_errors`, and the\n\
              last column is the label `err` of `tgi_request_failure`.\n\n\
              | status | `error_type` | `type` | `code` | when | what to do | `err` |\n|---|---|---|---|---|---|---|\n",

@@ -59,7 +59,9 @@ pub fn text_request(
     asked.top_logprobs = 0;
     let prepared = asked.prepare(loaded, client)?;
     let warnings = prepared.params.warnings.settle(fields.limits())?;
-    Ok(TextRequest { request: prepared.request, prefix: String::new(), warnings })
+    let grammar = prepared.params.grammar.map_or(prepared.names.grammar, |asked| asked.field);
+    let names = FieldNames { grammar, ..prepared.names };
+    Ok(TextRequest { request: prepared.request, prefix: String::new(), warnings, names })
 }
 
 /// What `/chat_tokenize` needs of a chat: its prompt, of which nothing else is asked.
@@ -93,7 +95,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         params.warnings.no_effect("top_logprobs", "without `logprobs`");
         top_logprobs = 0;
     }
-    let tools = Tools::parse(fields, &Shape::CHAT)?;
+    let tools = Tools::parse(fields, &Shape::CHAT, &mut params.warnings)?;
     Ok(ChatRequest {
         params,
         tools,

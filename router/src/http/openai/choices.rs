@@ -9,6 +9,7 @@ use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationReq
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_context::RequestContext;
+use crate::http::request_fields;
 
 pub struct Choices {
     generations: Vec<Generation>,
@@ -27,6 +28,14 @@ impl Choices {
         count: u32,
         names: FieldNames,
     ) -> Result<Self, ApiError> {
+        let blames = if requests.len() > 1 {
+            names.prompt
+        } else if count > params.n {
+            request_fields::OPENAI_BEST_OF.name
+        } else {
+            request_fields::N.name
+        };
+        context.check_sequences(requests.len() * count as usize, blames)?;
         let grammar = params.grammar.as_ref().map_or(names.grammar, |asked| asked.field);
         let names = FieldNames { grammar, ..names };
         let vary = |answer, request: &mut GenerationRequest| request.sampling = params.sampling_of(answer);

@@ -210,7 +210,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         Choice {
             index,
             text: [before, &done.text].concat(),
-            logprobs: logprobs.map(|_| Logprobs::of(&prompt, tokens, only_echo)),
+            logprobs: logprobs.map(|_| Logprobs::of(&prompt, before, tokens, only_echo)),
             finish_reason: Reason::from(done.finish_reason),
         }
     });
@@ -269,7 +269,7 @@ impl ChunkWriter for CompletionChunks {
         let offset = self.offsets[index] + text.chars().count();
         let logprobs = self.spelling.as_ref().map(|prompt| {
             let mut logprobs = Logprobs::default();
-            logprobs.echo(prompt, &token.prefill);
+            logprobs.echo(prompt, &text, &token.prefill);
             logprobs.push(prompt, token, offset);
             logprobs
         });
@@ -354,9 +354,10 @@ struct Logprobs {
 
 impl Logprobs {
     /// Of a whole answer, or only of the prompt that is echoed before it.
-    fn of(prompt: &Prompt, tokens: &[TokenEvent], only_echo: bool) -> Self {
+    fn of(prompt: &Prompt, echo: &str, tokens: &[TokenEvent], only_echo: bool) -> Self {
         let mut logprobs = Self::default();
-        let mut offset = logprobs.echo(prompt, tokens.first().map_or(&[], |first| &first.prefill));
+        logprobs.echo(prompt, echo, tokens.first().map_or(&[], |first| &first.prefill));
+        let mut offset = echo.chars().count();
         for token in tokens.iter().filter(|_| !only_echo) {
             logprobs.push(prompt, token, offset);
             offset += if token.special { 0 } else { token.text.chars().count() };
@@ -364,14 +365,13 @@ impl Logprobs {
         logprobs
     }
 
-    /// An echoed prompt. Says how many characters it has.
-    fn echo(&mut self, prompt: &Prompt, prefill: &[PromptToken]) -> usize {
-        let mut offset = 0;
+    /// An echoed prompt.
+    fn echo(&mut self, prompt: &Prompt, text: &str, prefill: &[PromptToken]) {
+        let mut place = EchoPlace { text, bytes: 0, characters: 0 };
         for PromptToken { token, top } in prefill {
-            self.entry(prompt, (token.id, token.logprob), top, offset);
-            offset += if token.special { 0 } else { token.text.chars().count() };
+            self.entry(prompt, (token.id, token.logprob), top, place.characters);
+            place.pass(&prompt.token_bytes(token.id), token);
         }
-        offset
     }
 
     fn push(&mut self, prompt: &Prompt, token: &TokenEvent, offset: usize) {
@@ -394,6 +394,45 @@ impl Logprobs {
             all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob.unwrap_or(f32::NEG_INFINITY))));
         self.top_logprobs.push((!top.is_empty()).then(|| Alternatives(all.collect())));
         self.text_offset.push(offset);
+    }
+}
+
+/// Bytes of space that a tokenizer may have dropped at one place of an echoed prompt.
+const LONGEST_GAP: usize = 64;
+
+/// Where in an echoed prompt its tokens have come to.
+struct EchoPlace<'a> {
+    text: &'a str,
+    bytes: usize,
+    /// That are complete before it.
+    characters: usize,
+}
+
+impl EchoPlace<'_> {
+    /// `spelled` is the token's. One that the tokenizer put around the text does not stand in it.
+    fn pass(&mut self, spelled: &[u8], token: &TextToken) {
+        let rest = &self.text.as_bytes()[self.bytes..];
+        // Tokenizers put a space before a text, or drop those around words and special tokens.
+        let bare = spelled.trim_ascii_start();
+        let space = rest.iter().take(LONGEST_GAP).take_while(|byte| byte.is_ascii_whitespace()).count();
+        let length = if rest.starts_with(spelled) {
+            spelled.len()
+        } else if !bare.is_empty() && rest[space..].starts_with(bare) {
+            space + bare.len()
+        } else if token.special || bare.is_empty() {
+            0
+        } else {
+            // The tokenizer has other letters for it, such as small ones for capitals: one for one.
+            let boundary = |place: &usize| self.text.is_char_boundary(*place);
+            let after = (self.bytes + space..).find(boundary).unwrap_or(self.text.len());
+            let letters = self.text[after..].chars().take(token.text.trim_start().chars().count());
+            after - self.bytes + letters.map(char::len_utf8).sum::<usize>()
+        };
+        let end = self.bytes + length;
+        // A character is complete where the next one begins.
+        let begins = |place: &usize| self.text.is_char_boundary(*place);
+        self.characters += (self.bytes + 1..=end).filter(begins).count();
+        self.bytes = end;
     }
 }
 

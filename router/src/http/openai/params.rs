@@ -54,7 +54,13 @@ impl GenerationParams {
         let known =
             known.iter().map(|field| field.name).chain(request_fields::WITHOUT_EFFECT.iter().copied());
         warnings.unknown(fields, "", known);
-        Ok(Self { grammar, ..Self::read(fields, served, warnings)? })
+        let mut params = Self { grammar, ..Self::read(fields, served, warnings)? };
+        if let Some(asked) = &params.grammar
+            && params.ignore_eos
+        {
+            params.warnings.no_effect("ignore_eos", &format!("beside `{}`", asked.field));
+        }
+        Ok(params)
     }
 
     /// By the names that OpenAI's and Anthropic's dialects share. `fields` are those of the route alone.

@@ -81,6 +81,7 @@ async fn whole(
             request.reported_seed = Some(seed);
         }
     };
+    context.check_sequences(asked.best_of as usize, request_fields::BEST_OF.name)?;
     let mut candidates = context.start_answers(asked.request, asked.best_of, vary, &NAMES).await?;
     for candidate in &mut candidates {
         candidate.first().await.map_err(|failure| NAMES.error(failure))?;

@@ -7,7 +7,7 @@ use penstock_core::generation::{GenerationRequest, Input, StopText};
 use penstock_core::scheduler::Sampling;
 
 use crate::http::constraints;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, FieldNames};
 use crate::http::fields::Fields;
 use crate::http::request_fields;
 use crate::http::sampling;
@@ -150,7 +150,7 @@ pub fn text_request(fields: &Fields) -> Result<TextRequest, ApiError> {
         return Err(ApiError::invalid("best_of", "must be 1 on this route"));
     }
     let request = GenerationRequest { top_tokens: 0, prompt_logprobs: false, ..request };
-    Ok(TextRequest { request, prefix, warnings })
+    Ok(TextRequest { request, prefix, warnings, names: FieldNames::TGI })
 }
 
 /// What `/tokenize` needs of a request to generate: it is taken as it is. Its parameters say nothing there, but

@@ -236,6 +236,8 @@ impl Renderer {
         });
         let name: Arc<str> = "loop".into();
         let mut at = 0;
+        // As in Jinja, `else` is for a loop of which no pass got to the end of the body.
+        let mut has_passed = false;
         for item in coming {
             // It makes a scope with two names in it.
             self.step(2)?;
@@ -253,14 +255,16 @@ impl Renderer {
             let inner = Scope::inside(scope);
             self.assign(&of.target, item, &inner)?;
             inner.set(&name, Value::Loop(state.clone()), &self.budget)?;
-            if self.run(&of.body, &inner, out)? == Flow::Break {
-                return Ok(Flow::On);
+            match self.run(&of.body, &inner, out)? {
+                Flow::On => has_passed = true,
+                Flow::Continue => {}
+                Flow::Break => break,
             }
         }
-        if at == 0 {
-            return self.run(&of.otherwise, &Scope::inside(scope), out);
+        if has_passed {
+            return Ok(Flow::On);
         }
-        Ok(Flow::On)
+        self.run(&of.otherwise, &Scope::inside(scope), out)
     }
 
     /// A loop's condition for one of its items.

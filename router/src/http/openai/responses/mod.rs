@@ -109,8 +109,8 @@ struct Events {
     /// What spells tokens, when log probabilities are wanted.
     logprobs: Option<Arc<Prompt>>,
     blocks: Blocks,
-    /// Log probabilities of tokens whose text is held back.
-    waiting: Vec<LogprobEntry>,
+    /// Of tokens whose text is held back, or is none.
+    waiting: Vec<Waiting>,
     /// Of the next event.
     number: u64,
     /// Items that have ended.
@@ -120,6 +120,13 @@ struct Events {
     /// When it was complete.
     completed: Option<u64>,
     has_begun: bool,
+}
+
+/// The log probabilities of a token that may be told with text.
+struct Waiting {
+    entry: LogprobEntry,
+    /// Bytes of the answer's text that it brought: 0 where a character is not complete, `None` of a special token.
+    length: Option<usize>,
 }
 
 /// The item that is being written.
@@ -260,7 +267,11 @@ impl Events {
         let (item_id, output_index, content_index) = (&open.id, self.output.len(), 0);
         match &open.block {
             Block::Text => {
-                let logprobs = std::mem::take(&mut self.waiting);
+                let waiting = std::mem::take(&mut self.waiting);
+                // Before an item's first text there may be reasoning, calls and their markers.
+                let others = if open.text.len() == delta.len() { before(&waiting, delta) } else { 0 };
+                let own = waiting.into_iter().skip(others).filter(|one| one.length.is_some());
+                let logprobs: Vec<_> = own.map(|one| one.entry).collect();
                 let sequence_number = self.next();
                 say(
                     encoder,
@@ -276,6 +287,7 @@ impl Events {
                 open.logprobs.extend(logprobs);
             }
             Block::Reasoning => {
+                self.forget_all_but_the_last();
                 let sequence_number = self.next();
                 say(
                     encoder,
@@ -283,13 +295,19 @@ impl Events {
                 );
             }
             // Its text is inside of JSON: told when it has ended.
-            Block::Call { name, .. } if self.reading.is_custom(name) => {}
+            Block::Call { name, .. } if self.reading.is_custom(name) => self.forget_all_but_the_last(),
             Block::Call { .. } => {
+                self.forget_all_but_the_last();
                 let sequence_number = self.next();
                 say(encoder, &Event::ArgumentsDelta { sequence_number, item_id, output_index, delta });
             }
         }
         self.open = Some(open);
+    }
+
+    /// What waited was of reasoning or of a call; the last token may have begun a text as well.
+    fn forget_all_but_the_last(&mut self) {
+        self.waiting.drain(..self.waiting.len().saturating_sub(1));
     }
 
     fn close(&mut self, status: Status, encoder: &mut Encoder) {
@@ -348,6 +366,20 @@ impl Events {
     }
 }
 
+/// How many tokens come before those that the last text is of.
+fn before(waiting: &[Waiting], text: &str) -> usize {
+    let (mut first, mut left) = (waiting.len(), text.len());
+    while first > 0 && left > 0 {
+        first -= 1;
+        left = left.saturating_sub(waiting[first].length.unwrap_or(0));
+    }
+    // The parts of its first character.
+    while first > 0 && waiting[first - 1].length == Some(0) {
+        first -= 1;
+    }
+    first
+}
+
 /// Since 1970.
 fn seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -361,7 +393,8 @@ impl ChunkWriter for Events {
     fn token(&mut self, _: usize, token: &TokenEvent, encoder: &mut Encoder) {
         self.begin(encoder);
         if let Some(prompt) = &self.logprobs {
-            self.waiting.push(entry(prompt, token));
+            let length = (!token.special).then_some(token.text.len());
+            self.waiting.push(Waiting { entry: entry(prompt, token), length });
         }
         let events = self.blocks.push(token);
         self.tell(events, encoder);

@@ -89,7 +89,7 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     }
     let max_tokens = fields.small(&request_fields::MAX_OUTPUT_TOKENS)?;
     let messages = messages(fields)?;
-    let tools = Tools::parse(fields, &Shape::RESPONSES)?;
+    let tools = Tools::parse(fields, &Shape::RESPONSES, &mut warnings)?;
     let text = fields.tree(&request_fields::TEXT)?.map(|text| (grammar(&text, &mut warnings), text));
     let (grammar, text) = match text {
         Some((grammar, text)) => (grammar?, Some(text)),
