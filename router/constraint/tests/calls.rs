@@ -553,6 +553,27 @@ fn reasoning_goes_before_calls_in_every_format() {
     }
 }
 
+/// Hunyuan's open checkpoints name it in each marker.
+#[test]
+fn markers_of_reasoning_are_the_templates() {
+    let functions = functions();
+    let (tool, reasoning) = (tool_format("hunyuan_v3").unwrap(), reasoning_format("hunyuan_v3"));
+    let world = World::new(tool, false);
+    for (template, end) in [("", ""), ("{% set end = ':opensource' %}", ":opensource")] {
+        let calls = Calls { reasoning, start: Start::Reasoning, ..calls(tool, template, &functions[3..4]) };
+        let call = format!(
+            "<tool_calls{end}>\n<tool_call{end}>ping<tool_sep{end}>\n</tool_call{end}>\n</tool_calls{end}>"
+        );
+        let other = if end.is_empty() { ":opensource" } else { "" };
+        let (must, may) = (world.compile(calls.required().0), world.compile(calls.possible().unwrap()));
+        for grammar in [&must, &may] {
+            assert!(world.accepts(grammar, &format!("Hm.</think{end}>{call}")), "{end}");
+            assert!(!world.accepts(grammar, &format!("Hm.</think{end}><tool_calls{end}>\nx")), "{end}");
+        }
+        assert!(!world.accepts(&must, &format!("Hm.</think{other}>{call}")), "{end}");
+    }
+}
+
 #[test]
 fn masks_of_free_text_are_computed_once() {
     let functions = functions();

@@ -198,7 +198,7 @@ impl Calls<'_> {
     /// reasoning unless it must have calls.
     fn after_reasoning(&self, body: impl Fn(Option<&str>) -> Vec<Part>, must: bool) -> Vec<Part> {
         let Some(format) = self.reasoning else { return body(None) };
-        let (open, close) = format.markers();
+        let (open, close) = format.markers(self.template);
         let opening = || match self.start {
             Start::Reasoning => Vec::new(),
             Start::Content => vec![Part::Opening(open.to_owned())],
