@@ -7,7 +7,8 @@ use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Part, Source, Token};
 use penstock_output::{
-    Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, reasoning_format, tool_format, tool_formats,
+    Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, after_reasoning, reasoning_format, tool_format,
+    tool_formats,
 };
 use serde_json::{Value, json};
 
@@ -550,6 +551,93 @@ fn reasoning_goes_before_calls_in_every_format() {
         }
         let text = format!("<think>Hm.</think>{trigger} nonsense");
         assert!(!world.accepts(&grammar, &text), "{}: {text}", format.name);
+    }
+}
+
+/// Texts of a schema with the reasoning that goes before them, and texts that are neither.
+#[test]
+fn text_of_a_schema_goes_after_reasoning() {
+    const TEXT: &str = "{\"a\": 1}";
+    const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+    const NEXT: &str = "<|end|><|start|>assistant";
+    const FINAL: &str = "<|channel|>final<|message|>";
+    let schema = json!({"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
+    let text = || vec![Part::Json { schema: schema.clone(), at: String::new() }];
+    let functions = functions();
+    for (name, tool, start, thoughtful, plain, bad) in [
+        (
+            "think",
+            "hermes",
+            Start::Reasoning,
+            vec![format!("Hm.</think>{TEXT}"), format!("Hm.</think>\n\n{TEXT}")],
+            vec![format!("</think>{TEXT}")],
+            vec![TEXT.to_owned(), "Hm.".to_owned(), "Hm.</think>".to_owned(), "Hm.</think>No".to_owned()],
+        ),
+        (
+            "think",
+            "hermes",
+            Start::Content,
+            vec![format!("<think>Hm.</think>{TEXT}"), format!("<think>\nHm.\n</think>\n\n{TEXT}")],
+            vec![TEXT.to_owned(), format!("<think>\n\n</think>\n\n{TEXT}")],
+            vec![format!("Hm.</think>{TEXT}"), format!("\n{TEXT}"), "<think>Hm.".to_owned()],
+        ),
+        (
+            "harmony",
+            "harmony",
+            Start::Content,
+            vec![
+                format!("{ANALYSIS}Hm.{NEXT}{FINAL}{TEXT}"),
+                format!("{ANALYSIS}Hm.{NEXT}<|channel|>final <|constrain|>json<|message|>{TEXT}"),
+            ],
+            vec![format!("{FINAL}{TEXT}")],
+            vec![
+                TEXT.to_owned(),
+                format!("{ANALYSIS}Hm.{NEXT}{TEXT}"),
+                format!("<|channel|>commentary<|message|>{TEXT}"),
+                format!("{FINAL}No"),
+            ],
+        ),
+        (
+            "harmony",
+            "harmony",
+            Start::Reasoning,
+            vec![format!("Hm.{NEXT}{FINAL}{TEXT}")],
+            vec![],
+            vec![format!("{FINAL}{TEXT}"), format!("Hm.{NEXT}{TEXT}")],
+        ),
+        (
+            "command_a",
+            "command_a",
+            Start::Content,
+            vec![
+                format!("<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>{TEXT}<|END_RESPONSE|>"),
+                format!("<|START_THINKING|>Hm.<|END_THINKING|>{TEXT}"),
+            ],
+            vec![TEXT.to_owned(), format!("<|START_RESPONSE|>{TEXT}")],
+            vec![format!("<|START_RESPONSE|>Hm. {TEXT}<|END_RESPONSE|>")],
+        ),
+    ] {
+        let (reasoning, tool) = (reasoning_format(name).unwrap(), tool_format(tool).unwrap());
+        let world = World::new(tool, true);
+        let without_calls = after_reasoning(reasoning, "", start, text());
+        let calls = Calls { reasoning: Some(reasoning), start, ..calls(tool, "", &functions) };
+        for (parts, tool) in [(without_calls, None), (calls.or_text(text()).0, Some(tool))] {
+            let grammar = world.compile(parts);
+            for (good, thought) in
+                thoughtful.iter().map(|text| (text, "Hm.")).chain(plain.iter().map(|text| (text, "")))
+            {
+                assert!(world.accepts(&grammar, good), "{name} refuses {good}");
+                let mut parser = Parser::new(tool, Some(reasoning), tools(&functions), start);
+                let mut deltas = Vec::new();
+                parser.push(good, &mut deltas);
+                parser.finish(&mut deltas);
+                let answer = Answer::of(&deltas);
+                assert_eq!((answer.content.as_str(), answer.reasoning.as_str()), (TEXT, thought), "{good}");
+            }
+            for bad in &bad {
+                assert!(!world.accepts(&grammar, bad), "{name} takes {bad}");
+            }
+        }
     }
 }
 

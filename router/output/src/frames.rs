@@ -596,7 +596,7 @@ impl ReasoningFormat {
 
     /// As `ToolFormat::has_in_markers`.
     pub fn has_in_markers(&self, special: &str) -> bool {
-        let harmony = if self.open.is_empty() { harmony::SPECIAL } else { &[] };
+        let harmony = if self.has_channels() { harmony::SPECIAL } else { &[] };
         let markers = [self.open, self.close, self.silent, harmony].concat();
         markers.iter().any(|marker| marker.contains(special))
     }
