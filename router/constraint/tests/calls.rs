@@ -554,6 +554,39 @@ fn reasoning_goes_before_calls_in_every_format() {
     }
 }
 
+#[test]
+fn a_call_without_a_marker_is_bound_after_reasoning_and_not_within() {
+    let functions = functions();
+    for (name, call) in [
+        ("json", "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}]"),
+        ("llama3_json", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\"}}"),
+        ("pythonic", "[get_weather(city=\"Paris\")]"),
+    ] {
+        let format = tool_format(name).unwrap();
+        let world = World::new(format, true);
+        let wrong = call.replace("city", "town");
+        for start in [Start::Content, Start::Reasoning] {
+            let calls =
+                Calls { reasoning: reasoning_format("think"), start, ..calls(format, "", &functions) };
+            let grammar = world.compile(calls.possible().unwrap());
+            let opening = if start == Start::Content { "<think>" } else { "" };
+            let thought = |after: &str| format!("{opening}{wrong} Hm.</think>{after}");
+            for good in ["Hello.", call, &format!("\n\n{call}")] {
+                assert!(world.accepts(&grammar, &thought(good)), "{name} {start:?}: {good}");
+            }
+            for bad in [&wrong, &format!("\n\n{wrong}")] {
+                assert!(!world.accepts(&grammar, &thought(bad)), "{name} {start:?}: {bad}");
+            }
+            // Cut off.
+            assert!(world.accepts(&grammar, &format!("{opening}{wrong}")), "{name} {start:?}");
+            if start == Start::Content {
+                assert!(world.accepts(&grammar, "Hello.") && world.accepts(&grammar, call), "{name}");
+                assert!(!world.accepts(&grammar, &wrong), "{name}");
+            }
+        }
+    }
+}
+
 /// Texts of a schema with the reasoning that goes before them, and texts that are neither.
 #[test]
 fn text_of_a_schema_goes_after_reasoning() {

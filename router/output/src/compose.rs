@@ -70,12 +70,18 @@ impl Calls<'_> {
             return Ok(self.channels(&bodies));
         }
         if frame.trigger.is_empty() {
-            // Then a call is all of the answer. Other text does not begin as one.
+            // Then a call is all of the answer, but for reasoning. Other text does not begin as one.
             let begins = format!("{}{}", frame.open, frame.before_name);
             let first = begins.chars().next().map(String::from);
-            let calls = self.section(frame, frame.open, frame.before_name, &bodies);
-            let free = vec![Part::Free { without: Vec::new(), not_first: first }];
-            return Ok(vec![Part::OneOf(vec![calls, free])]);
+            let mut calls = vec![Part::Space];
+            calls.extend(self.section(frame, frame.open, frame.before_name, &bodies));
+            // Nor does it hold the marker that opens reasoning: with that, reasoning and a call behind it would be other text.
+            let body = |opening: Option<&str>| {
+                let without = opening.into_iter().map(str::to_owned).collect();
+                let free = vec![Part::Free { without, not_first: first.clone() }];
+                vec![Part::OneOf(vec![calls.clone(), free])]
+            };
+            return Ok(self.after_reasoning(body));
         }
         let body = |not_first: Option<&str>| {
             let mut call = self.until(frame.trigger, not_first);
