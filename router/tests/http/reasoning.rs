@@ -116,3 +116,42 @@ async fn a_grammar_binds_what_follows_reasoning() {
     assert_eq!(answer["content"][0]["type"], "thinking", "{answer}");
     assert!(answer["content"][0]["thinking"].as_str().is_some_and(|text| !text.starts_with('{')), "{answer}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_string_within_a_call_ends_no_call() {
+    let model = Model::of(&["--reasoning-parser", "none"]).await;
+    let tool = json!([{"type": "function", "function": {"name": "f", "parameters": schema()}}]);
+    for (stop, reason, arguments) in [("\"city", "stop", "{"), ("</tool_call>", "tool_calls", TEXT)] {
+        model.says(&format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {TEXT}}}\n</tool_call>"));
+        let body = json!({"tools": tool, "tool_choice": "required", "stop": [stop]});
+        let choice = model.ask(CHAT, body.clone()).await["choices"][0].take();
+        assert_eq!(choice["finish_reason"], reason, "{choice}");
+        assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], arguments, "{choice}");
+        let mut streamed = body;
+        for (key, value) in [
+            ("stream", json!(true)),
+            ("messages", json!([{"role": "user", "content": "Where?"}])),
+            ("temperature", json!(0)),
+            ("max_tokens", json!(200)),
+            ("frequency_penalty", json!(0.1)),
+        ] {
+            streamed[key] = value;
+        }
+        let last = model.served.events(CHAT, streamed).await.pop().expect("a chunk");
+        assert_eq!(last["choices"][0]["finish_reason"], reason, "{last}");
+
+        let tool = json!([{"type": "function", "name": "f", "parameters": schema()}]);
+        let body = json!({"tools": tool, "tool_choice": "required", "stop": [stop]});
+        let answer = model.ask(RESPONSES, body).await;
+        let status = if reason == "stop" { "incomplete" } else { "completed" };
+        let call = &answer["output"][0];
+        assert!(call["status"] == status && call["arguments"] == arguments, "{answer}");
+        assert_eq!(answer["status"], "completed");
+
+        let tool = json!([{"name": "f", "input_schema": schema()}]);
+        let body = json!({"tools": tool, "tool_choice": {"type": "any"}, "stop_sequences": [stop]});
+        let answer = model.ask(MESSAGES, body).await;
+        let reason = if reason == "stop" { "stop_sequence" } else { "tool_use" };
+        assert!(answer["stop_reason"] == reason && answer["stop_sequence"] == stop, "{answer}");
+    }
+}
