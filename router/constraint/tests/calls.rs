@@ -7,7 +7,8 @@ use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Part, Source, Token};
 use penstock_output::{
-    Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, reasoning_format, tool_format, tool_formats,
+    Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, after_reasoning, reasoning_format, tool_format,
+    tool_formats,
 };
 use serde_json::{Value, json};
 
@@ -550,6 +551,147 @@ fn reasoning_goes_before_calls_in_every_format() {
         }
         let text = format!("<think>Hm.</think>{trigger} nonsense");
         assert!(!world.accepts(&grammar, &text), "{}: {text}", format.name);
+    }
+}
+
+#[test]
+fn a_call_without_a_marker_is_bound_after_reasoning_and_not_within() {
+    let functions = functions();
+    for (name, call) in [
+        ("json", "[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}]"),
+        ("llama3_json", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\"}}"),
+        ("pythonic", "[get_weather(city=\"Paris\")]"),
+    ] {
+        let format = tool_format(name).unwrap();
+        let world = World::new(format, true);
+        let wrong = call.replace("city", "town");
+        for start in [Start::Content, Start::Reasoning] {
+            let calls =
+                Calls { reasoning: reasoning_format("think"), start, ..calls(format, "", &functions) };
+            let grammar = world.compile(calls.possible().unwrap());
+            let opening = if start == Start::Content { "<think>" } else { "" };
+            let thought = |after: &str| format!("{opening}{wrong} Hm.</think>{after}");
+            for good in ["Hello.", call, &format!("\n\n{call}")] {
+                assert!(world.accepts(&grammar, &thought(good)), "{name} {start:?}: {good}");
+            }
+            for bad in [&wrong, &format!("\n\n{wrong}")] {
+                assert!(!world.accepts(&grammar, &thought(bad)), "{name} {start:?}: {bad}");
+            }
+            // Cut off.
+            assert!(world.accepts(&grammar, &format!("{opening}{wrong}")), "{name} {start:?}");
+            if start == Start::Content {
+                assert!(world.accepts(&grammar, "Hello.") && world.accepts(&grammar, call), "{name}");
+                assert!(!world.accepts(&grammar, &wrong), "{name}");
+            }
+        }
+    }
+}
+
+/// Texts of a schema with the reasoning that goes before them, and texts that are neither.
+#[test]
+fn text_of_a_schema_goes_after_reasoning() {
+    const TEXT: &str = "{\"a\": 1}";
+    const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+    const NEXT: &str = "<|end|><|start|>assistant";
+    const FINAL: &str = "<|channel|>final<|message|>";
+    let schema = json!({"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
+    let text = || vec![Part::Json { schema: schema.clone(), at: String::new() }];
+    let functions = functions();
+    for (name, tool, start, thoughtful, plain, bad) in [
+        (
+            "think",
+            "hermes",
+            Start::Reasoning,
+            vec![format!("Hm.</think>{TEXT}"), format!("Hm.</think>\n\n{TEXT}")],
+            vec![format!("</think>{TEXT}")],
+            vec![TEXT.to_owned(), "Hm.".to_owned(), "Hm.</think>".to_owned(), "Hm.</think>No".to_owned()],
+        ),
+        (
+            "think",
+            "hermes",
+            Start::Content,
+            vec![format!("<think>Hm.</think>{TEXT}"), format!("<think>\nHm.\n</think>\n\n{TEXT}")],
+            vec![TEXT.to_owned(), format!("<think>\n\n</think>\n\n{TEXT}")],
+            vec![format!("Hm.</think>{TEXT}"), format!("\n{TEXT}"), "<think>Hm.".to_owned()],
+        ),
+        (
+            "harmony",
+            "harmony",
+            Start::Content,
+            vec![
+                format!("{ANALYSIS}Hm.{NEXT}{FINAL}{TEXT}"),
+                format!("{ANALYSIS}Hm.{NEXT}<|channel|>final <|constrain|>json<|message|>{TEXT}"),
+            ],
+            vec![format!("{FINAL}{TEXT}")],
+            vec![
+                TEXT.to_owned(),
+                format!("{ANALYSIS}Hm.{NEXT}{TEXT}"),
+                format!("<|channel|>commentary<|message|>{TEXT}"),
+                format!("{FINAL}No"),
+            ],
+        ),
+        (
+            "harmony",
+            "harmony",
+            Start::Reasoning,
+            vec![format!("Hm.{NEXT}{FINAL}{TEXT}")],
+            vec![],
+            vec![format!("{FINAL}{TEXT}"), format!("Hm.{NEXT}{TEXT}")],
+        ),
+        (
+            "command_a",
+            "command_a",
+            Start::Content,
+            vec![
+                format!("<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>{TEXT}<|END_RESPONSE|>"),
+                format!("<|START_THINKING|>Hm.<|END_THINKING|>{TEXT}"),
+            ],
+            vec![TEXT.to_owned(), format!("<|START_RESPONSE|>{TEXT}")],
+            vec![format!("<|START_RESPONSE|>Hm. {TEXT}<|END_RESPONSE|>")],
+        ),
+    ] {
+        let (reasoning, tool) = (reasoning_format(name).unwrap(), tool_format(tool).unwrap());
+        let world = World::new(tool, true);
+        let without_calls = after_reasoning(reasoning, "", start, text());
+        let calls = Calls { reasoning: Some(reasoning), start, ..calls(tool, "", &functions) };
+        for (parts, tool) in [(without_calls, None), (calls.or_text(text()).0, Some(tool))] {
+            let grammar = world.compile(parts);
+            for (good, thought) in
+                thoughtful.iter().map(|text| (text, "Hm.")).chain(plain.iter().map(|text| (text, "")))
+            {
+                assert!(world.accepts(&grammar, good), "{name} refuses {good}");
+                let mut parser = Parser::new(tool, Some(reasoning), tools(&functions), start);
+                let mut deltas = Vec::new();
+                parser.push(good, &mut deltas);
+                parser.finish(&mut deltas);
+                let answer = Answer::of(&deltas);
+                assert_eq!((answer.content.as_str(), answer.reasoning.as_str()), (TEXT, thought), "{good}");
+            }
+            for bad in &bad {
+                assert!(!world.accepts(&grammar, bad), "{name} takes {bad}");
+            }
+        }
+    }
+}
+
+/// Hunyuan's open checkpoints name it in each marker.
+#[test]
+fn markers_of_reasoning_are_the_templates() {
+    let functions = functions();
+    let (tool, reasoning) = (tool_format("hunyuan_v3").unwrap(), reasoning_format("hunyuan_v3"));
+    let world = World::new(tool, false);
+    for (template, end) in [("", ""), ("{% set end = ':opensource' %}", ":opensource")] {
+        let calls = Calls { reasoning, start: Start::Reasoning, ..calls(tool, template, &functions[3..4]) };
+        let call = format!(
+            "<tool_calls{end}>\n<tool_call{end}>ping<tool_sep{end}>\n</tool_call{end}>\n</tool_calls{end}>"
+        );
+        let other = if end.is_empty() { ":opensource" } else { "" };
+        let (must, may) = (world.compile(calls.required().0), world.compile(calls.possible().unwrap()));
+        for grammar in [&must, &may] {
+            assert!(world.accepts(grammar, &format!("Hm.</think{end}>{call}")), "{end}");
+            assert!(!world.accepts(grammar, &format!("Hm.</think{end}><tool_calls{end}>\nx")), "{end}");
+        }
+        assert!(!world.accepts(&must, &format!("Hm.</think{other}>{call}")), "{end}");
     }
 }
 

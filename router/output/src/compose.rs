@@ -27,16 +27,23 @@ impl Calls<'_> {
     /// arguments cannot be written in the model's own.
     pub fn required(&self) -> (Vec<Part>, &'static ToolFormat) {
         let (frame, bodies, format) = self.written();
-        let calls = self.section(frame, frame.open, frame.before_name, &bodies);
-        (self.after_reasoning(|_| calls.clone(), true), format)
+        let mut parts = self.reasoning_first();
+        parts.extend(self.section(frame, frame.open, frame.before_name, &bodies));
+        (parts, format)
     }
 
     /// An answer that is calls, or `text`, after reasoning; and the format to read it by, as for `required`.
     pub fn or_text(&self, text: Vec<Part>) -> (Vec<Part>, &'static ToolFormat) {
         let (frame, bodies, format) = self.written();
-        let either =
-            vec![Part::OneOf(vec![self.section(frame, frame.open, frame.before_name, &bodies), text])];
-        (self.after_reasoning(|_| either.clone(), true), format)
+        let calls = self.section(frame, frame.open, frame.before_name, &bodies);
+        let mut parts = self.reasoning_first();
+        parts.push(Part::OneOf(vec![calls, as_content(Some(format), self.reasoning, text)]));
+        (parts, format)
+    }
+
+    fn reasoning_first(&self) -> Vec<Part> {
+        let first = |format| reasoning_first(format, self.template, self.start);
+        self.reasoning.map(first).unwrap_or_default()
     }
 
     fn written(&self) -> (&'static Frame, Bodies<'_>, &'static ToolFormat) {
@@ -59,16 +66,22 @@ impl Calls<'_> {
     pub fn possible(&self) -> Result<Vec<Part>, Unbound> {
         let frame = self.format.frame(self.template);
         let bodies = self.bodies(self.format, frame)?;
-        if self.format.name == "harmony" {
+        if self.format.has_channels() {
             return Ok(self.channels(&bodies));
         }
         if frame.trigger.is_empty() {
-            // Then a call is all of the answer. Other text does not begin as one.
+            // Then a call is all of the answer, but for reasoning. Other text does not begin as one.
             let begins = format!("{}{}", frame.open, frame.before_name);
             let first = begins.chars().next().map(String::from);
-            let calls = self.section(frame, frame.open, frame.before_name, &bodies);
-            let free = vec![Part::Free { without: Vec::new(), not_first: first }];
-            return Ok(vec![Part::OneOf(vec![calls, free])]);
+            let mut calls = vec![Part::Space];
+            calls.extend(self.section(frame, frame.open, frame.before_name, &bodies));
+            // Nor does it hold the marker that opens reasoning: with that, reasoning and a call behind it would be other text.
+            let body = |opening: Option<&str>| {
+                let without = opening.into_iter().map(str::to_owned).collect();
+                let free = vec![Part::Free { without, not_first: first.clone() }];
+                vec![Part::OneOf(vec![calls.clone(), free])]
+            };
+            return Ok(self.after_reasoning(body));
         }
         let body = |not_first: Option<&str>| {
             let mut call = self.until(frame.trigger, not_first);
@@ -89,21 +102,7 @@ impl Calls<'_> {
             call.extend(self.free(frame.trigger, None));
             vec![Part::OneOf(vec![call, free])]
         };
-        Ok(self.after_reasoning(body, false))
-    }
-
-    /// Markers that enclose content and may stand anywhere in free text.
-    fn silent(&self) -> Option<Part> {
-        let of_reasoning = self.reasoning.map_or(&[][..], |format| format.silent);
-        let mut markers: Vec<&str> = Vec::new();
-        for marker in self.format.silent.iter().chain(of_reasoning) {
-            if !markers.contains(marker) {
-                markers.push(marker);
-            }
-        }
-        let choices: Vec<Vec<Part>> =
-            markers.into_iter().map(|marker| vec![Part::Text(marker.to_owned())]).collect();
-        (!choices.is_empty()).then_some(Part::OneOf(choices))
+        Ok(self.after_reasoning(body))
     }
 
     /// Other markers that the parser takes for the beginning of a call: free text has none of them.
@@ -127,7 +126,7 @@ impl Calls<'_> {
             Part::Free { without, not_first: not_first.map(str::to_owned) }
         };
         let mut parts = vec![free(not_first)];
-        if let Some(silent) = self.silent() {
+        if let Some(silent) = silent(Some(self.format), self.reasoning) {
             let part = vec![silent, free(None)];
             parts.push(Part::Repeat { part, between: Vec::new(), least: 0, most: None });
         }
@@ -141,7 +140,7 @@ impl Calls<'_> {
             without: self.other_openings(trigger),
             not_first: not_first.map(str::to_owned),
         };
-        let Some(silent) = self.silent() else { return vec![until(not_first)] };
+        let Some(silent) = silent(Some(self.format), self.reasoning) else { return vec![until(not_first)] };
         let mut after_markers = self.free(trigger, not_first);
         after_markers.extend([silent, until(None)]);
         vec![Part::OneOf(vec![vec![until(not_first)], after_markers])]
@@ -195,29 +194,82 @@ impl Calls<'_> {
     }
 
     /// `body`, which is told what it must not begin with, after reasoning that may be there. An answer may end within its
-    /// reasoning unless it must have calls.
-    fn after_reasoning(&self, body: impl Fn(Option<&str>) -> Vec<Part>, must: bool) -> Vec<Part> {
+    /// reasoning.
+    fn after_reasoning(&self, body: impl Fn(Option<&str>) -> Vec<Part>) -> Vec<Part> {
         let Some(format) = self.reasoning else { return body(None) };
-        let (open, close) = format.markers();
+        let (open, close) = format.markers(self.template);
         let opening = || match self.start {
             Start::Reasoning => Vec::new(),
             Start::Content => vec![Part::Opening(open.to_owned())],
         };
         let mut thought = opening();
         thought.push(Part::Until { marker: close.to_owned(), without: Vec::new(), not_first: None });
-        thought.extend(must.then_some(Part::Space));
         thought.extend(body(None));
-        let mut choices = vec![thought];
-        if !must {
-            let mut cut = opening();
-            cut.push(Part::Free { without: vec![close.to_owned()], not_first: None });
-            choices.push(cut);
-        }
+        let mut cut = opening();
+        cut.push(Part::Free { without: vec![close.to_owned()], not_first: None });
+        let mut choices = vec![thought, cut];
         if self.start == Start::Content {
             choices.push(body(Some(open)));
         }
         vec![Part::OneOf(choices)]
     }
+}
+
+/// An answer without calls that is `text`, after reasoning if the model reasons.
+pub fn after_reasoning(
+    format: &'static ReasoningFormat,
+    template: &str,
+    start: Start,
+    text: Vec<Part>,
+) -> Vec<Part> {
+    let mut parts = reasoning_first(format, template, start);
+    parts.extend(as_content(None, Some(format), text));
+    parts
+}
+
+/// Reasoning before what an answer has to be: it ends there, and need not be there unless the prompt has opened it.
+fn reasoning_first(format: &ReasoningFormat, template: &str, start: Start) -> Vec<Part> {
+    let (open, close) = format.markers(template);
+    let until = Part::Until { marker: close.to_owned(), without: Vec::new(), not_first: None };
+    match start {
+        Start::Reasoning => vec![until, Part::Space],
+        Start::Content => {
+            let thought = vec![Part::Text(open.to_owned()), until, Part::Space];
+            vec![Part::OneOf(vec![thought, Vec::new()])]
+        }
+    }
+}
+
+/// `text` where a model writes what it tells the user: in GPT-OSS' last channel, or between the markers of a content.
+fn as_content(tool: Option<&ToolFormat>, reasoning: Option<&ReasoningFormat>, text: Vec<Part>) -> Vec<Part> {
+    let has_channels =
+        tool.is_some_and(ToolFormat::has_channels) || reasoning.is_some_and(ReasoningFormat::has_channels);
+    let mut parts = Vec::new();
+    if has_channels {
+        let headers = harmony::MESSAGE_HEADERS.iter().filter(|header| header.starts_with(harmony::FINAL));
+        let headers = headers.map(|header| vec![Part::Text((*header).to_owned())]);
+        parts.push(Part::OneOf(headers.collect()));
+    }
+    let marker = silent(tool, reasoning).map(|marker| Part::OneOf(vec![vec![marker], Vec::new()]));
+    parts.extend(marker.clone());
+    parts.extend(text);
+    parts.extend(marker);
+    parts
+}
+
+/// One of the markers that enclose content and may stand anywhere in free text.
+fn silent(tool: Option<&ToolFormat>, reasoning: Option<&ReasoningFormat>) -> Option<Part> {
+    let of_tool = tool.map_or(&[][..], |format| format.silent);
+    let of_reasoning = reasoning.map_or(&[][..], |format| format.silent);
+    let mut markers: Vec<&str> = Vec::new();
+    for marker in of_tool.iter().chain(of_reasoning) {
+        if !markers.contains(marker) {
+            markers.push(marker);
+        }
+    }
+    let choices: Vec<Vec<Part>> =
+        markers.into_iter().map(|marker| vec![Part::Text(marker.to_owned())]).collect();
+    (!choices.is_empty()).then_some(Part::OneOf(choices))
 }
 
 /// A call of one of the functions.

@@ -18,6 +18,13 @@ pub struct ToolFormat {
     pub(crate) silent: &'static [&'static str],
 }
 
+impl ToolFormat {
+    /// The whole answer is made of channels: GPT-OSS.
+    pub(crate) fn has_channels(&self) -> bool {
+        matches!(self.calls[0].body, Body::Harmony)
+    }
+}
+
 /// How a family of models writes reasoning.
 #[derive(Debug)]
 pub struct ReasoningFormat {
@@ -29,6 +36,13 @@ pub struct ReasoningFormat {
     /// A call ends reasoning that was not closed.
     pub(crate) ends_at_call: bool,
     pub(crate) silent: &'static [&'static str],
+}
+
+impl ReasoningFormat {
+    /// As `ToolFormat::has_channels`.
+    pub(crate) fn has_channels(&self) -> bool {
+        self.open.is_empty()
+    }
 }
 
 /// What stands around all calls. Calls without it are calls too.

@@ -99,6 +99,9 @@ const DSML: Frame = Frame {
 const PYTHON: Frame =
     Frame { before_name: "", before_arguments: "(", after: ")", writing: Writing::Python, ..FRAME };
 
+/// Stands in each marker of Hunyuan's open checkpoints.
+const OPENSOURCE: &str = ":opensource";
+
 /// Formats, a text of their models' templates (empty: any), and the frame; of one format the first that fits.
 static FRAMES: &[(&str, &str, Frame)] = &[
     (
@@ -322,7 +325,7 @@ static FRAMES: &[(&str, &str, Frame)] = &[
     ),
     (
         "hunyuan_v3",
-        ":opensource",
+        OPENSOURCE,
         Frame {
             open: "<tool_calls:opensource>\n",
             before_name: "<tool_call:opensource>",
@@ -579,16 +582,21 @@ impl ToolFormat {
 
 impl ReasoningFormat {
     /// What stands before and after reasoning.
-    pub fn markers(&self) -> (&'static str, &'static str) {
-        match (self.open, self.close) {
-            ([open, ..], [close, ..]) => (open, close),
+    pub fn markers(&self, template: &str) -> (&'static str, &'static str) {
+        let is_open = template.contains(OPENSOURCE);
+        let of_template = |markers: &[&'static str]| {
+            let fits = markers.iter().find(|marker| marker.contains(OPENSOURCE) == is_open);
+            fits.or(markers.first()).copied()
+        };
+        match (of_template(self.open), of_template(self.close)) {
+            (Some(open), Some(close)) => (open, close),
             _ => ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         }
     }
 
     /// As `ToolFormat::has_in_markers`.
     pub fn has_in_markers(&self, special: &str) -> bool {
-        let harmony = if self.open.is_empty() { harmony::SPECIAL } else { &[] };
+        let harmony = if self.has_channels() { harmony::SPECIAL } else { &[] };
         let markers = [self.open, self.close, self.silent, harmony].concat();
         markers.iter().any(|marker| marker.contains(special))
     }

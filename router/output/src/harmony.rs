@@ -25,6 +25,9 @@ pub(crate) const MESSAGE_HEADERS: &[&str] = &[
     "<|channel|>final <|constrain|>json<|message|>",
 ];
 
+/// The headers of messages for the user begin so.
+pub(crate) const FINAL: &str = "<|channel|>final";
+
 /// Between a call's recipient and its body.
 pub(crate) const CALL_CONSTRAINTS: &[&str] =
     &[" <|constrain|>json<|message|>", "<|constrain|>json<|message|>", " json<|message|>", "<|message|>"];

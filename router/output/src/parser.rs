@@ -127,11 +127,9 @@ impl Parser {
         start: Start,
     ) -> Self {
         let starts_in_reasoning = start == Start::Reasoning && reasoning.is_some();
-        let has_channels = |format: &ToolFormat| matches!(format.calls[0].body, Body::Harmony);
-        let is_harmony =
-            tool.is_some_and(has_channels) || reasoning.is_some_and(|format| format.open.is_empty());
+        let takes_calls = tool.is_some_and(ToolFormat::has_channels);
+        let is_harmony = takes_calls || reasoning.is_some_and(ReasoningFormat::has_channels);
         let state = if is_harmony {
-            let takes_calls = tool.is_some_and(has_channels);
             State::Harmony(Harmony::new(takes_calls, reasoning.is_some(), starts_in_reasoning))
         } else {
             State::Prose

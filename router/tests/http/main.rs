@@ -3,6 +3,7 @@
 mod life;
 mod metrics;
 mod openai;
+mod reasoning;
 mod refusals;
 mod served;
 mod streams;

@@ -77,19 +77,16 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let answers = choices.collect().await?;
     let [(tokens, done)] = &answers[..] else { return Err(ApiError::internal()) };
     context.succeeded(done);
-    let (blocks, thinking_tokens) = whole(&reading, tokens);
+    let (content, blocks) = whole(&reading, tokens);
     let message = Message {
         id: &id,
         kind: "message",
         role: "assistant",
         model: &params.model,
-        content: blocks.iter().map(Content::of).collect(),
-        stop_reason: Some(StopReason::of(
-            done,
-            blocks.iter().any(|one| matches!(one.block, Block::Call { .. })),
-        )),
+        content: content.iter().map(Content::of).collect(),
+        stop_reason: Some(StopReason::of(done, &blocks)),
         stop_sequence: done.stop.as_deref(),
-        usage: Usage::of(done, thinking_tokens),
+        usage: Usage::of(done, blocks.reasoning_tokens()),
         warnings: &params.warnings,
     };
     let mut response = json(&message);
@@ -167,10 +164,10 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    fn of(done: &Done, has_calls: bool) -> Self {
+    fn of(done: &Done, blocks: &Blocks) -> Self {
         match done.finish_reason {
             FinishReason::Length => Self::MaxTokens,
-            _ if has_calls => Self::ToolUse,
+            reason if blocks.calls(reason) => Self::ToolUse,
             FinishReason::EosToken => Self::EndTurn,
             FinishReason::StopSequence => Self::StopSequence,
         }
@@ -275,7 +272,7 @@ impl ChunkWriter for Events {
         self.begin(encoder);
         let events = self.blocks.finish();
         self.tell(events, encoder);
-        let stop_reason = StopReason::of(&done, self.blocks.has_calls());
+        let stop_reason = StopReason::of(&done, &self.blocks);
         let delta = Ended { stop_reason, stop_sequence: done.stop.as_deref() };
         let usage = Usage::of(&done, self.blocks.reasoning_tokens());
         say(encoder, &Event::MessageDelta { delta, usage });

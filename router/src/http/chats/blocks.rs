@@ -1,7 +1,7 @@
 //! An answer as a row of blocks, each of one kind, for dialects that tell it so: Anthropic's content blocks, OpenAI's
 //! output items.
 
-use penstock_core::generation::TokenEvent;
+use penstock_core::generation::{FinishReason, TokenEvent};
 use penstock_output::Delta;
 
 use crate::http::chats::reader::{Reader, Reading};
@@ -52,9 +52,9 @@ impl Blocks {
         events
     }
 
-    /// The answer calls a tool.
-    pub fn has_calls(&self) -> bool {
-        self.reader.has_calls()
+    /// As of the reader.
+    pub fn calls(&self, reason: FinishReason) -> bool {
+        self.reader.calls(reason)
     }
 
     fn events(&mut self, deltas: Vec<Delta>) -> Vec<BlockEvent> {
@@ -99,8 +99,8 @@ pub struct Whole {
     pub text: String,
 }
 
-/// All blocks of an answer, and how many of its tokens brought text of reasoning.
-pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> (Vec<Whole>, u32) {
+/// All blocks of an answer, and what made them.
+pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> (Vec<Whole>, Blocks) {
     let mut blocks = Blocks::new(reading);
     let mut all: Vec<Whole> = Vec::new();
     let events: Vec<BlockEvent> = tokens.iter().flat_map(|token| blocks.push(token)).collect();
@@ -115,7 +115,7 @@ pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> (Vec<Whole>, u32) {
             BlockEvent::Ends(_) => {}
         }
     }
-    (all, blocks.reasoning_tokens())
+    (all, blocks)
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
         events.extend(blocks.finish());
         let begun = events.iter().filter(|event| matches!(event, BlockEvent::Begins(_))).count();
         let ended = events.iter().filter(|event| matches!(event, BlockEvent::Ends(_))).count();
-        assert_eq!((begun, ended, blocks.has_calls()), (3, 3, true));
+        assert_eq!((begun, ended, blocks.calls(FinishReason::EosToken)), (3, 3, true));
     }
 
     #[test]

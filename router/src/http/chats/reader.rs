@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_core::generation::TokenEvent;
+use penstock_core::generation::{FinishReason, TokenEvent};
 use penstock_output::{Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat};
 use serde_json::Value;
 
@@ -77,7 +77,7 @@ impl Reading {
     pub fn reader(&self) -> Reader {
         let parser = (!self.is_plain())
             .then(|| Parser::new(self.calls, self.reasoning, self.tools.clone(), self.start));
-        Reader { reading: self.clone(), parser, has_calls: false }
+        Reader { reading: self.clone(), parser, has_calls: false, is_cut: false }
     }
 }
 
@@ -120,6 +120,8 @@ pub struct Reader {
     reading: Reading,
     parser: Option<Parser>,
     has_calls: bool,
+    /// The answer ended within a call.
+    is_cut: bool,
 }
 
 impl Reader {
@@ -147,11 +149,18 @@ impl Reader {
         if let Some(parser) = &mut self.parser {
             parser.finish(&mut deltas);
         }
-        self.kept(deltas)
+        let deltas = self.kept(deltas);
+        self.is_cut = deltas.iter().any(|delta| matches!(delta, Delta::CallEnds { complete: false, .. }));
+        deltas
     }
 
-    pub fn has_calls(&self) -> bool {
-        self.has_calls
+    /// Whether an answer that has ended so is over because it calls tools. It is not if a stop string ended it within a call.
+    pub fn calls(&self, reason: FinishReason) -> bool {
+        match reason {
+            FinishReason::EosToken => self.has_calls,
+            FinishReason::StopSequence => self.has_calls && !self.is_cut,
+            FinishReason::Length => false,
+        }
     }
 
     pub fn id(&self, index: usize, name: &str) -> String {

@@ -57,11 +57,10 @@ impl ChatRequest {
                 let asked = self.params.grammar.take();
                 tools.bind(formats, start, calls_before, asked, &mut self.params.warnings)?
             }
-            None => Bound {
-                reading: Reading { reasoning: formats.reasoning, start, ..Reading::plain() },
-                grammar: self.params.grammar.take(),
-                grammar_is_optional: false,
-            },
+            None => {
+                let reading = Reading { reasoning: formats.reasoning, start, ..Reading::plain() };
+                Bound::of_text(formats, reading, self.params.grammar.take())
+            }
         };
         self.params.grammar = bound.grammar;
         let request = self.params.request(Input::Rendered(rendered), self.max_tokens);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use penstock_core::constraint::GrammarSource;
 use penstock_core::prompt::Chat;
-use penstock_output::{Callable, Calls, Part, Start, Tool, ToolFormat};
+use penstock_output::{Callable, Calls, Part, Start, Tool, ToolFormat, after_reasoning};
 use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
@@ -45,6 +45,33 @@ pub struct Bound {
     pub reading: Reading,
     pub grammar: Option<Asked>,
     pub grammar_is_optional: bool,
+}
+
+impl Bound {
+    /// Of an answer without calls. Its text follows `asked`, after reasoning if the model reasons.
+    pub fn of_text(formats: &ChatFormats, reading: Reading, asked: Option<Asked>) -> Self {
+        let unbound = Self { reading, grammar: None, grammar_is_optional: false };
+        let Some(Asked { field, source }) = asked else { return unbound };
+        let Some(format) = formats.reasoning else {
+            return Self { grammar: Some(Asked { field, source }), ..unbound };
+        };
+        let (source, start) = match part(source, String::new()) {
+            Ok(text) => {
+                let start = unbound.reading.start;
+                let parts = after_reasoning(format, &formats.template, start, vec![text]);
+                (GrammarSource::Parts(parts), start)
+            }
+            // It is followed from the first token on: what the prompt has opened is reasoning only if the grammar closes it.
+            Err(whole) => {
+                let (_, close) = format.markers(&formats.template);
+                let closes = |text: &str| text.replace('\\', "").contains(close);
+                let is_closed = matches!(&whole, GrammarSource::Lark(text) if closes(text));
+                (whole, if is_closed { unbound.reading.start } else { Start::Content })
+            }
+        };
+        let reading = Reading { start, ..unbound.reading };
+        Self { reading, grammar: Some(Asked { field, source }), grammar_is_optional: false }
+    }
 }
 
 impl Tools {
@@ -172,7 +199,7 @@ impl Tools {
                 let text = "cannot be followed: this server was started with --tool-call-parser none";
                 return Err(ApiError::invalid(CHOICE, text));
             }
-            return Ok(Bound { reading: reading(None), grammar: asked, grammar_is_optional: false });
+            return Ok(Bound::of_text(formats, reading(None), asked));
         };
         let functions: Vec<Callable> =
             self.functions.iter().map(|function| function.callable.clone()).collect();
@@ -197,8 +224,7 @@ impl Tools {
             });
         }
         if let Some(asked) = asked {
-            let text = as_part(&asked)?;
-            let (parts, format) = calls.or_text(vec![text]);
+            let (parts, format) = calls.or_text(vec![beside_calls(asked)?]);
             return Ok(Bound {
                 reading: reading(Some(format)),
                 grammar: grammar(parts),
@@ -234,18 +260,22 @@ impl Tools {
 }
 
 /// What text may be instead of calls.
-fn as_part(asked: &Asked) -> Result<Part, ApiError> {
-    Ok(match &asked.source {
+fn beside_calls(asked: Asked) -> Result<Part, ApiError> {
+    let Asked { field, source } = asked;
+    part(source, format!("{field} ")).map_err(|_| {
+        let text = format!("a grammar in Lark's notation is not supported beside `{TOOLS}`");
+        ApiError::unusable(Place::path(field), text)
+    })
+}
+
+/// A part of an answer that follows `source`, whose place is told as `at`. Err: only a whole answer can.
+fn part(source: GrammarSource, at: String) -> Result<Part, GrammarSource> {
+    Ok(match source {
         GrammarSource::JsonObject => Part::JsonObject,
-        GrammarSource::JsonSchema(schema) => {
-            Part::Json { schema: schema.clone(), at: format!("{} ", asked.field) }
-        }
-        GrammarSource::Regex(expression) => Part::Regex(expression.clone()),
-        GrammarSource::Choice(texts) => Part::Choice(texts.clone()),
-        GrammarSource::Lark(_) | GrammarSource::Parts(_) => {
-            let text = format!("a grammar in Lark's notation is not supported beside `{TOOLS}`");
-            return Err(ApiError::unusable(Place::path(asked.field), text));
-        }
+        GrammarSource::JsonSchema(schema) => Part::Json { schema, at },
+        GrammarSource::Regex(expression) => Part::Regex(expression),
+        GrammarSource::Choice(texts) => Part::Choice(texts),
+        source @ (GrammarSource::Lark(_) | GrammarSource::Parts(_)) => return Err(source),
     })
 }
 
@@ -568,6 +598,45 @@ mod tests {
         let Some(Asked { source: GrammarSource::Parts(parts), .. }) = bound.grammar else {
             panic!("composed")
         };
-        assert!(matches!(&parts[..], [Part::OneOf(choices)] if choices.len() == 2), "{parts:?}");
+        assert!(matches!(&parts[..], [Part::OneOf(choices), _, ..] if choices.len() == 2), "{parts:?}");
+    }
+
+    #[test]
+    fn text_of_a_format_goes_after_reasoning() {
+        let bound = |reasoning: Option<&str>, start, source| {
+            let reasoning = reasoning.and_then(reasoning_format);
+            let formats = ChatFormats { reasoning, ..formats("hermes", "") };
+            let reading = Reading { reasoning, start, ..Reading::plain() };
+            let bound = Bound::of_text(&formats, reading, Some(Asked { field: "response_format", source }));
+            let Asked { field, source } = bound.grammar.expect("a grammar");
+            assert!(field == "response_format" && !bound.grammar_is_optional);
+            (source, bound.reading.start)
+        };
+        let schema = GrammarSource::JsonSchema(json!({"type": "integer"}));
+        assert_eq!(bound(None, Start::Content, schema.clone()), (schema.clone(), Start::Content));
+        for start in [Start::Content, Start::Reasoning] {
+            for source in [
+                schema.clone(),
+                GrammarSource::JsonObject,
+                GrammarSource::Regex("a".into()),
+                GrammarSource::Choice(vec!["a".into()]),
+            ] {
+                let (composed, read_from) = bound(Some("think"), start, source);
+                assert!(matches!(composed, GrammarSource::Parts(_)) && read_from == start);
+            }
+            // It is of the whole answer, with its reasoning if it says so.
+            for (lark, read_from) in
+                [("start: \"a\"", Start::Content), (r"start: /[^<]*<\/think>/ /[0-9]+/", start)]
+            {
+                let source = GrammarSource::Lark(lark.into());
+                assert_eq!(bound(Some("think"), start, source.clone()), (source, read_from), "{lark}");
+            }
+        }
+        // Without calls it is the same.
+        let formats = ChatFormats { calls: None, reasoning: reasoning_format("think"), ..formats("", "") };
+        let asked = Some(Asked { field: "response_format", source: schema });
+        let bound = tools("").bind(&formats, Start::Reasoning, 0, asked, &mut Warnings::default());
+        let asked = bound.expect("it can be followed").grammar.expect("a grammar");
+        assert!(matches!(asked.source, GrammarSource::Parts(_)));
     }
 }

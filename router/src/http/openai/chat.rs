@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
-use penstock_core::generation::{Done, FinishReason, TextToken, TokenEvent};
+use penstock_core::generation::{Done, TextToken, TokenEvent};
 use penstock_core::prompt::{Chat, Prompt};
 use penstock_proto::ids::TokenId;
 use schemars::JsonSchema;
@@ -240,7 +240,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         logprobs: logprobs
             .as_ref()
             .map(|prompt| Logprobs { content: tokens.iter().map(|token| entry(prompt, token)).collect() }),
-        finish_reason: reason(done, !read.calls.is_empty()),
+        finish_reason: reason(done, &read.reader),
     });
     let choices: Vec<_> = choices.collect();
     let mut response =
@@ -250,12 +250,8 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     Ok(response)
 }
 
-/// A call that was cut off ends for want of tokens.
-fn reason(done: &Done, has_calls: bool) -> Reason {
-    match done.finish_reason {
-        FinishReason::EosToken | FinishReason::StopSequence if has_calls => Reason::ToolCalls,
-        reason => reason.into(),
-    }
+fn reason(done: &Done, reader: &Reader) -> Reason {
+    if reader.calls(done.finish_reason) { Reason::ToolCalls } else { done.finish_reason.into() }
 }
 
 /// A whole answer as it is read.
@@ -263,8 +259,7 @@ struct Read {
     answer: penstock_output::Answer,
     /// Their ids.
     calls: Vec<String>,
-    /// Tools whose calls are told as text.
-    custom: Arc<[String]>,
+    reader: Reader,
 }
 
 impl Read {
@@ -276,14 +271,14 @@ impl Read {
         }
         reader.finish().iter().for_each(|delta| answer.add(delta));
         let ids = answer.calls.iter().enumerate().map(|(index, call)| reader.id(index, &call.name));
-        Self { calls: ids.collect(), answer, custom: reading.custom.clone() }
+        Self { calls: ids.collect(), answer, reader }
     }
 
     fn message(&self) -> Message<'_> {
         let penstock_output::Answer { content, reasoning, calls } = &self.answer;
         let call = |(index, (id, call)): (usize, (&'_ String, &'_ penstock_output::Call))| {
             let (id, name) = (Some(id.clone()), call.name.clone());
-            if self.custom.contains(&call.name) {
+            if self.reader.is_custom(&call.name) {
                 return Call::custom(index, id, name, &call.arguments);
             }
             Call::function(index, id, Some(name), call.arguments.clone())
@@ -355,9 +350,9 @@ impl ChunkWriter for ChatChunks {
         self.begin(index, encoder);
         let choice = &mut self.choices[index];
         let deltas = choice.reader.finish();
-        let has_calls = choice.reader.has_calls();
+        let reason = reason(&done, &choice.reader);
         self.tell(index, deltas, encoder);
-        self.chunk(index, Delta::default(), Some(reason(&done, has_calls)), encoder);
+        self.chunk(index, Delta::default(), Some(reason), encoder);
         self.done.push(done);
     }
 

@@ -408,8 +408,12 @@ impl ChunkWriter for Events {
         self.tell(events, encoder);
         let is_cut = done.finish_reason == FinishReason::Length;
         match last {
-            Some(BlockEvent::Ends(_)) => {
-                self.close(if is_cut { Status::Incomplete } else { Status::Completed }, encoder);
+            Some(BlockEvent::Ends(block)) => {
+                let is_whole = match block {
+                    Block::Call { .. } => self.blocks.calls(done.finish_reason),
+                    Block::Text | Block::Reasoning => !is_cut,
+                };
+                self.close(if is_whole { Status::Completed } else { Status::Incomplete }, encoder);
             }
             last => self.tell(last.into_iter().collect(), encoder),
         }

@@ -1,0 +1,157 @@
+//! What a grammar and a stop string are to answers of models that reason and call tools, on each route for chats.
+
+use penstock_core::worker::mock::{Dictation, MockConfig};
+use serde_json::{Value, json};
+
+use crate::served::{END, Served, Setup, Vocabulary};
+
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+/// Opens reasoning unless it is told not to.
+const TEMPLATE: &str = "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}{% endfor %}<|turn|>assistant \
+    {% if enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}\
+    {# <tool_call> #}";
+
+struct Model {
+    served: Served,
+    dictation: Dictation,
+}
+
+impl Model {
+    async fn of(flags: &[&'static str]) -> Self {
+        let vocabulary = Vocabulary::Bytes(vec!["<think>", "</think>"]);
+        let dictation = Dictation::default();
+        let mock = MockConfig {
+            vocab_size: vocabulary.size(),
+            eos_ids: vec![END],
+            max_positions: 4000,
+            dictation: dictation.clone(),
+            ..MockConfig::default()
+        };
+        let flags = [flags, &["--grammar-timeout-ms", "60000"]].concat();
+        let served =
+            Served::ready(Setup { vocabulary, mock, flags, chat_template: TEMPLATE, ..Setup::default() });
+        Self { served: served.await, dictation }
+    }
+
+    /// The next texts, as far as their grammars allow it.
+    fn says(&self, text: &str) {
+        let mut tokens = Vocabulary::Bytes(vec!["<think>", "</think>"]).tokens(text);
+        tokens.push(END);
+        self.dictation.say(tokens);
+    }
+
+    async fn ask(&self, route: &str, more: Value) -> Value {
+        let asked = json!([{"role": "user", "content": "Where?"}]);
+        let mut body = match route {
+            RESPONSES => json!({"input": asked, "max_output_tokens": 200, "frequency_penalty": 0.1}),
+            MESSAGES => json!({"messages": asked, "max_tokens": 200}),
+            _ => json!({"messages": asked, "max_tokens": 200, "frequency_penalty": 0.1}),
+        };
+        body["temperature"] = json!(0);
+        for (key, value) in more.as_object().expect("an object") {
+            body[key] = value.clone();
+        }
+        self.served.post(route, body).await.good()
+    }
+}
+
+fn schema() -> Value {
+    json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+           "additionalProperties": false})
+}
+
+const TEXT: &str = "{\"city\": \"Rome\"}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grammar_binds_what_follows_reasoning() {
+    let model = Model::of(&[]).await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "place", "schema": schema()}});
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    let not = json!({"enable_thinking": false});
+    for (says, more, thought) in [
+        // The prompt has opened it.
+        ("Hm.</think>\n\n", json!({}), "Hm."),
+        ("Hm.</think>", json!({"tools": tool, "tool_choice": "none"}), "Hm."),
+        ("Hm.</think>", json!({"tools": tool}), "Hm."),
+        // It has not: the model may.
+        ("", json!({"chat_template_kwargs": not}), ""),
+        ("<think>Hm.</think>", json!({"chat_template_kwargs": not}), "Hm."),
+    ] {
+        model.says(&format!("{says}{TEXT}"));
+        for grammar in [("response_format", format.clone()), ("guided_json", schema())] {
+            let mut body = more.clone();
+            body[grammar.0] = grammar.1;
+            let choice = model.ask(CHAT, body).await["choices"][0].take();
+            let told = |key: &str| choice["message"][key].as_str().unwrap_or_default();
+            assert_eq!((told("reasoning_content"), told("content")), (thought, TEXT), "{more}: {choice}");
+            assert_eq!(choice["finish_reason"], "stop", "{more}");
+        }
+    }
+
+    // What is not of the schema is not let through there.
+    model.says("Hm.</think>Rome.");
+    let message = model.ask(CHAT, json!({"response_format": format})).await["choices"][0]["message"].take();
+    let content: Value = serde_json::from_str(message["content"].as_str().expect("a text")).expect("JSON");
+    assert!(["Rome", "Oslo"].iter().any(|city| content["city"] == *city), "{message}");
+    assert_eq!(message["reasoning_content"], "Hm.");
+
+    // A Lark grammar binds all of the answer, which is content.
+    model.says("Rome");
+    let lark = json!({"response_format": {"type": "lark", "value": "start: \"Rome\" | \"Oslo\""}});
+    let message = model.ask(CHAT, lark).await["choices"][0]["message"].take();
+    assert!(message["content"] == "Rome" && message.get("reasoning_content").is_none(), "{message}");
+
+    model.says(&format!("Hm.</think>\n{TEXT}"));
+    let text = json!({"format": {"type": "json_schema", "name": "place", "schema": schema()}});
+    let answer = model.ask(RESPONSES, json!({"text": text})).await;
+    assert_eq!(answer["output"][0]["content"][0]["text"], "Hm.", "{answer}");
+    assert_eq!(answer["output"][1]["content"][0]["text"], TEXT, "{answer}");
+
+    // Nobody can say there what the mock writes: some text, at least, and no JSON but behind it.
+    let format = json!({"format": {"type": "json_schema", "schema": schema()}});
+    let answer = model.ask(MESSAGES, json!({"output_config": format})).await;
+    assert_eq!(answer["content"][0]["type"], "thinking", "{answer}");
+    assert!(answer["content"][0]["thinking"].as_str().is_some_and(|text| !text.starts_with('{')), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_string_within_a_call_ends_no_call() {
+    let model = Model::of(&["--reasoning-parser", "none"]).await;
+    let tool = json!([{"type": "function", "function": {"name": "f", "parameters": schema()}}]);
+    for (stop, reason, arguments) in [("\"city", "stop", "{"), ("</tool_call>", "tool_calls", TEXT)] {
+        model.says(&format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {TEXT}}}\n</tool_call>"));
+        let body = json!({"tools": tool, "tool_choice": "required", "stop": [stop]});
+        let choice = model.ask(CHAT, body.clone()).await["choices"][0].take();
+        assert_eq!(choice["finish_reason"], reason, "{choice}");
+        assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], arguments, "{choice}");
+        let mut streamed = body;
+        for (key, value) in [
+            ("stream", json!(true)),
+            ("messages", json!([{"role": "user", "content": "Where?"}])),
+            ("temperature", json!(0)),
+            ("max_tokens", json!(200)),
+            ("frequency_penalty", json!(0.1)),
+        ] {
+            streamed[key] = value;
+        }
+        let last = model.served.events(CHAT, streamed).await.pop().expect("a chunk");
+        assert_eq!(last["choices"][0]["finish_reason"], reason, "{last}");
+
+        let tool = json!([{"type": "function", "name": "f", "parameters": schema()}]);
+        let body = json!({"tools": tool, "tool_choice": "required", "stop": [stop]});
+        let answer = model.ask(RESPONSES, body).await;
+        let status = if reason == "stop" { "incomplete" } else { "completed" };
+        let call = &answer["output"][0];
+        assert!(call["status"] == status && call["arguments"] == arguments, "{answer}");
+        assert_eq!(answer["status"], "completed");
+
+        let tool = json!([{"name": "f", "input_schema": schema()}]);
+        let body = json!({"tools": tool, "tool_choice": {"type": "any"}, "stop_sequences": [stop]});
+        let answer = model.ask(MESSAGES, body).await;
+        let reason = if reason == "stop" { "stop_sequence" } else { "tool_use" };
+        assert!(answer["stop_reason"] == reason && answer["stop_sequence"] == stop, "{answer}");
+    }
+}
