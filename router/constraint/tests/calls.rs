@@ -417,6 +417,7 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     };
     let gemma = |inside: &str| format!("<|tool_call>call:get_weather{{{inside}}}<tool_call|>");
     let lfm = |inside: &str| format!("<|tool_call_start|>[get_weather({inside})]<|tool_call_end|>");
+    let set = |inside: &str| format!("<|tool_call_start|>[set({inside})]<|tool_call_end|>");
     let harmony = |header: &str, body: &str| {
         format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}<|message|>{body}")
     };
@@ -485,9 +486,19 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 lfm("city=\"it's (so)\", days=3"),
                 lfm("city='x', unit='celsius'"),
                 "<|tool_call_start|>[ping(), set(b='x', c=true)]<|tool_call_end|>".to_owned(),
-                "<|tool_call_start|>[set()]<|tool_call_end|>".to_owned(),
+                set(""),
+                set("a=1"),
+                set("a=1, b='x', c=1"),
+                set("a=1, c=\"x\""),
+                set("b='x', c=1"),
+                set("c=1"),
             ],
             vec![
+                set("b='x', a=1"),
+                set("a=1, a=1"),
+                set("a=1, "),
+                set(", a=1"),
+                set("a=1 b='x'"),
                 lfm(""),
                 lfm("'Paris'"),
                 lfm("city=Paris"),

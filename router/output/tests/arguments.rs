@@ -1,0 +1,190 @@
+//! Schemas of functions, written in formats whose arguments are not JSON: within what they may take, however short they are
+//! themselves.
+
+use penstock_output::{Callable, Calls, Part, Start, ToolFormat, Unbound, tool_format, tool_formats};
+use serde_json::{Map, Value, json};
+
+/// Bytes of what is written for the most that functions may take; a call is there up to three times.
+const MOST_WRITTEN: usize = 20_000_000;
+
+fn function(name: &str, schema: Value) -> Callable {
+    Callable { name: name.to_owned(), schema, at: format!("/{name}/parameters"), lark: None }
+}
+
+fn calls(format: &'static ToolFormat, functions: &[Callable]) -> (Result<Vec<Part>, Unbound>, &'static str) {
+    let calls = Calls {
+        format,
+        template: "",
+        reasoning: None,
+        start: Start::Content,
+        functions,
+        may_be_several: true,
+    };
+    (calls.possible(), calls.required().1.name)
+}
+
+fn possible(format: &str, schema: Value) -> Result<Vec<Part>, Unbound> {
+    calls(tool_format(format).expect("a format"), &[function("f", schema)]).0
+}
+
+fn object(properties: impl IntoIterator<Item = (String, Value)>) -> Value {
+    json!({"type": "object", "properties": Map::from_iter(properties)})
+}
+
+/// So many properties of one schema.
+fn of_one(count: usize, schema: &Value) -> Vec<(String, Value)> {
+    (0..count).map(|index| (format!("p{index}"), schema.clone())).collect()
+}
+
+/// Objects of `count` properties within each other, by references.
+fn nested(count: usize, levels: usize) -> Value {
+    let mut schema = object([("p".to_owned(), json!({"$ref": "#/$defs/0"}))]);
+    for level in 0..levels {
+        let inner = match level + 1 == levels {
+            true => json!({"type": "string"}),
+            false => json!({"$ref": format!("#/$defs/{}", level + 1)}),
+        };
+        schema["$defs"][level.to_string()] = object(of_one(count, &inner));
+    }
+    schema
+}
+
+#[test]
+fn a_short_schema_is_not_written_at_any_length() {
+    let again = |reference: &str| vec![json!({"$ref": reference}); 30];
+    let definitions = of_one(2_000, &json!({"type": "object", "description": "One of many."}));
+    let mut beside_definitions = object(of_one(300, &json!({"$ref": "#/$defs/p7"})));
+    beside_definitions["$defs"] = Value::Object(Map::from_iter(definitions));
+    let mut all_definitions = object(of_one(300, &json!({"$ref": "#/$defs/all"})));
+    all_definitions["$defs"] =
+        json!({"all": {"type": "object", "anyOf": again("#/$defs/all"), "description": "x".repeat(50_000)}});
+    let mut fan = object([("p".to_owned(), json!({"$ref": "#/$defs/0"}))]);
+    for level in 0..14 {
+        fan["$defs"][level.to_string()] = json!({"anyOf": again(&format!("#/$defs/{}", level + 1))});
+    }
+    fan["$defs"]["14"] = json!({"type": ["string", "null"]});
+    let mut values = object(of_one(5_000, &json!({"$ref": "#/$defs/e"})));
+    values["$defs"] = json!({"e": {"enum": (0..10_000).map(|value| value.to_string()).collect::<Vec<_>>()}});
+    let mut types = object(of_one(5_000, &json!({"$ref": "#/$defs/t"})));
+    types["$defs"] = json!({"t": {"type": vec!["boolean"; 50_000]}});
+    let mut required = object([]);
+    required["required"] = json!((0..20_000).map(|key| key.to_string()).collect::<Vec<_>>());
+    required["additionalProperties"] = json!({"type": "string", "pattern": "x".repeat(100_000)});
+    let schemas = [
+        object([("p".to_owned(), json!({"anyOf": again("#/properties/p")}))]),
+        object(of_one(500, &json!({"anyOf": again("#/properties/p1")}))),
+        nested(10, 3),
+        nested(14, 3),
+        nested(60, 7),
+        beside_definitions,
+        all_definitions,
+        fan,
+        values,
+        types,
+        required,
+        object(of_one(30_000, &json!({}))),
+        object([("x".repeat(50_000), object(of_one(5_000, &json!({"type": "integer"}))))]),
+    ];
+    // One for each way of writing.
+    for name in ["hermes", "qwen3_coder", "glm45", "deepseek_v32", "minimax_m3", "pythonic", "gemma4"] {
+        let format = tool_format(name).expect("a format");
+        for (index, schema) in schemas.iter().enumerate() {
+            let (possible, required_in) = calls(format, &[function("f", schema.clone())]);
+            match possible {
+                // JSON is written as it is.
+                Ok(_) if name == "hermes" => {}
+                Ok(parts) => {
+                    let written = format!("{parts:?}").len();
+                    assert!(written < MOST_WRITTEN, "{name}: schema {index} is {written} bytes");
+                }
+                Err(unbound) => {
+                    assert!(unbound.at.starts_with("/f/parameters"), "{name}: {unbound:?}");
+                    assert_eq!(required_in, "json", "{name}: {unbound:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_over_the_limit_is_told_with_its_place() {
+    for (format, schema) in [("gemma4", nested(60, 7)), ("qwen3_coder", object(of_one(30_000, &json!({}))))] {
+        let unbound = possible(format, schema).expect_err("it is too long");
+        assert!(unbound.at.starts_with("/f/parameters"), "{unbound:?}");
+        assert_eq!(unbound.why, "with it the functions take more than 2 MiB as they are written in it");
+    }
+}
+
+#[test]
+fn functions_have_one_budget() {
+    let functions: Vec<Callable> =
+        (0..100).map(|index| function(&format!("f{index}"), nested(12, 3))).collect();
+    let format = tool_format("gemma4").expect("a format");
+    assert!(calls(format, &functions[..1]).0.is_ok());
+    let unbound = calls(format, &functions).0.expect_err("they are too long");
+    assert!(unbound.at.starts_with("/f") && !unbound.at.starts_with("/f0/"), "{unbound:?}");
+    assert!(unbound.why.contains("2 MiB"), "{unbound:?}");
+}
+
+#[test]
+fn schemas_of_clients_are_written() {
+    let kinds = [
+        json!({"type": "string", "description": "Some text that says what it is for, and for whom."}),
+        json!({"type": "integer", "minimum": 0}),
+        json!({"anyOf": [{"type": "string"}, {"type": "null"}], "default": null, "title": "Maybe"}),
+        json!({"$ref": "#/$defs/level"}),
+        json!({"anyOf": [{"$ref": "#/$defs/level"}, {"type": "null"}]}),
+    ];
+    let nested =
+        [json!({"$ref": "#/$defs/node"}), json!({"type": "array", "items": {"$ref": "#/$defs/node"}})];
+    let definitions = json!({
+        "level": {"type": "string", "enum": ["low", "middle", "high"]},
+        "node": {"type": "object", "properties": {
+            "name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+        }, "required": ["name"]},
+    });
+    for format in tool_formats() {
+        // Recursive schemas cannot be written with bare keys.
+        let has_bare_keys = ["gemma4", "functiongemma"].contains(&format.name);
+        let kinds: Vec<&Value> = kinds.iter().chain(nested.iter().filter(|_| !has_bare_keys)).collect();
+        let properties =
+            (0..300).map(|index| (format!("property_{index}"), kinds[index % kinds.len()].clone()));
+        let mut schema = object(properties);
+        schema["required"] = json!(["property_0"]);
+        schema["$defs"] = definitions.clone();
+        let (possible, required_in) = calls(format, &[function("f", schema.clone())]);
+        assert!(possible.is_ok(), "{}: {possible:?}", format.name);
+        assert_eq!(required_in, format.name);
+
+        let few: Vec<(String, Value)> =
+            kinds.iter().enumerate().map(|(index, kind)| (format!("p{index}"), (*kind).clone())).collect();
+        let mut schema = object(few);
+        schema["$defs"] = definitions.clone();
+        let functions: Vec<Callable> =
+            (0..100).map(|index| function(&format!("f{index}"), schema.clone())).collect();
+        let (possible, required_in) = calls(format, &functions);
+        assert!(possible.is_ok(), "{}: {:?}", format.name, possible.err());
+        assert_eq!(required_in, format.name);
+    }
+}
+
+#[test]
+fn only_definitions_that_are_referred_to_are_written() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/b~1c/properties/x"}}},
+        "$defs": {
+            "b/c": {"properties": {"x": {"$ref": "#/definitions/d"}}},
+            "other": {"$ref": "https://elsewhere.example/"},
+        },
+        "definitions": {"d": {"type": "object", "properties": {"e": {"$ref": "#/$defs/b~1c"}}}, "f": {}},
+    });
+    for format in ["qwen3_coder", "glm45", "pythonic"] {
+        let written = format!("{:?}", possible(format, schema.clone()).expect("it can be written"));
+        for (name, is_there) in
+            [("\"b/c\"", true), ("\"d\"", true), ("\"other\"", false), ("\"f\": Object", false)]
+        {
+            assert_eq!(written.contains(name), is_there, "{format}: {name} in {written}");
+        }
+    }
+}
