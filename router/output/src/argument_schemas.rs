@@ -48,7 +48,8 @@ const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 pub(crate) const OF_STRINGS: [&str; 4] = ["minLength", "maxLength", "pattern", "format"];
 
 /// Keywords of objects that cannot be told from the names of properties one by one.
-const OF_WHOLE_OBJECTS: [&str; 19] = [
+const OF_WHOLE_OBJECTS: [&str; 20] = [
+    "$ref",
     "allOf",
     "anyOf",
     "oneOf",
@@ -71,7 +72,7 @@ const OF_WHOLE_OBJECTS: [&str; 19] = [
 ];
 
 /// Keywords that say something of a value.
-const ASSERTS: [&str; 34] = [
+const ASSERTS: [&str; 39] = [
     "type",
     "enum",
     "const",
@@ -98,6 +99,11 @@ const ASSERTS: [&str; 34] = [
     "propertyNames",
     "minProperties",
     "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedProperties",
+    "unevaluatedItems",
     "allOf",
     "anyOf",
     "oneOf",
@@ -330,11 +336,15 @@ impl<'a> Schemas<'a> {
     }
 
     pub(crate) fn properties(&self, schema: &'a Value, at: &str) -> Result<Properties<'a>> {
-        let Value::Object(members) = self.meant(schema, at)? else {
+        let schema = self.meant(schema, at)?;
+        let Value::Object(members) = schema else {
             return unbound(at, "it is not the schema of an object");
         };
         if let Some(keyword) = OF_WHOLE_OBJECTS.iter().find(|keyword| members.contains_key(**keyword)) {
             return unbound(at, format!("`{keyword}` is about the object as a whole"));
+        }
+        if !self.types(schema, at)?.may_be_object() {
+            return unbound(at, "it is not the schema of an object");
         }
         let additional = members.get("additionalProperties").unwrap_or(&ANYTHING);
         let named = members.get("properties").and_then(Value::as_object);

@@ -41,11 +41,12 @@ pub(crate) fn arguments(
             _ => unbound(&function.at, "a grammar in Lark's notation can be followed in JSON alone"),
         };
     }
-    let schema = whole(&function.schema);
-    let writer = Writer { schemas: Schemas::new(&schema, budget), around: around(format) };
+    let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let schema = if function.schema.is_object() { &function.schema } else { &nothing };
+    let writer = Writer { schemas: Schemas::new(schema, budget), around: around(format) };
     let at = &function.at;
     match frame.writing {
-        Writing::Json => Ok(vec![Part::Json { schema, at: at.clone() }]),
+        Writing::Json => Ok(vec![Part::Json { schema: of_an_object(schema), at: at.clone() }]),
         Writing::Elements(elements) => {
             let parameters = parameters(format, elements);
             writer.elements(&elements, parameters, at)
@@ -58,23 +59,19 @@ pub(crate) fn arguments(
                 return unbound(at, "the function's name is not one that Python could have");
             }
             let value = |schema, at: &str| writer.python(schema, at);
-            writer.members(&schema, at, "=", ", ", &value)
+            writer.members(schema, at, "=", ", ", &value)
         }
-        Writing::Braces(quote) => writer.braced_object(quote, &schema, at, 0),
+        Writing::Braces(quote) => writer.braced_object(quote, schema, at, 0),
     }
 }
 
-/// The schema of a function's arguments, which are an object.
-fn whole(schema: &Value) -> Value {
-    match schema {
-        Value::Object(members) if !members.contains_key("type") => {
-            let mut members = members.clone();
-            members.insert("type".to_owned(), json!("object"));
-            Value::Object(members)
-        }
-        Value::Object(_) => schema.clone(),
-        _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+/// A schema of a function's arguments, which are an object.
+fn of_an_object(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Value::Object(members) = &mut schema {
+        members.entry("type").or_insert_with(|| json!("object"));
     }
+    schema
 }
 
 /// The format's own elements, as its parser knows them.

@@ -71,6 +71,10 @@ impl Types {
         self.text
     }
 
+    pub(crate) fn may_be_object(self) -> bool {
+        self.object || self.unknown()
+    }
+
     /// It is read as a text.
     pub(crate) fn is_text(self, text: &str) -> bool {
         self.json(text).starts_with('"')

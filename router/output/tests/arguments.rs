@@ -188,3 +188,40 @@ fn only_definitions_that_are_referred_to_are_written() {
         }
     }
 }
+
+#[test]
+fn a_function_may_be_a_reference() {
+    let own = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]});
+    for (at, place) in [("$defs", "#/$defs/A"), ("definitions", "#/definitions/A")] {
+        let draft = "http://json-schema.org/draft-07/schema#";
+        let lone = json!({"$ref": place, "$schema": draft, at: {"A": own}});
+        let twice = json!({"allOf": [{"$ref": "#/B"}], "description": "What it does.", "B": {"$ref": place}, at: {"A": own}});
+        for format in ["glm45", "deepseek_v32", "minimax_m3", "pythonic", "gemma4"] {
+            let written = possible(format, own.clone()).expect("it can be written");
+            assert_eq!(possible(format, lone.clone()).as_ref(), Ok(&written), "{format}");
+            assert_eq!(possible(format, twice.clone()).as_ref(), Ok(&written), "{format}");
+        }
+        let written = format!("{:?}", possible("qwen3_coder", lone).expect("it can be written"));
+        assert!(written.contains("<parameter=a") && !written.contains("[A-Za-z_]"), "{written}");
+    }
+    for format in ["glm45", "qwen3_coder", "minimax_m3", "pythonic", "gemma4"] {
+        for (schema, why) in [
+            (
+                json!({"$ref": "#/$defs/A", "properties": {"c": {}}, "$defs": {"A": own}}),
+                "`$ref` is about the object as a whole",
+            ),
+            (
+                json!({"$ref": "#/$defs/A", "dependentRequired": {"b": ["a"]}, "$defs": {"A": own}}),
+                "`$ref` is about the object as a whole",
+            ),
+            (
+                json!({"$ref": "#/$defs/A", "$defs": {"A": {"type": "string"}}}),
+                "it is not the schema of an object",
+            ),
+            (json!({"$ref": "#"}), "its references are endless, or too many"),
+        ] {
+            let unbound = possible(format, schema).expect_err("it cannot be written");
+            assert_eq!((unbound.at.as_str(), unbound.why.as_str()), ("/f/parameters", why), "{format}");
+        }
+    }
+}
