@@ -392,11 +392,14 @@ impl<'a> Writer<'a> {
             return Ok(vec![Part::OneOf(choices?)]);
         }
         let listed = match (members.get("enum"), members.get("const")) {
-            (Some(Value::Array(values)), _) => Some(values.iter().collect()),
-            (_, Some(value)) => Some(vec![value]),
+            (Some(Value::Array(values)), _) => Some(("enum", values.as_slice())),
+            (_, Some(value)) => Some(("const", std::slice::from_ref(value))),
             _ => None,
         };
-        if let Some(values) = listed {
+        if let Some((key, values)) = listed {
+            if let Some(keyword) = asserting(members).find(|keyword| ![key, "type"].contains(keyword)) {
+                return unbound(at, format!("`{keyword}` stands beside a list of values"));
+            }
             let texts: Option<Vec<String>> = values.iter().map(|value| braced_text(value, quote)).collect();
             for text in texts.iter().flatten() {
                 self.schemas.budget.take(OF_ONE + text.len(), at)?;
@@ -415,20 +418,12 @@ impl<'a> Writer<'a> {
             _ => return unbound(at, "it has no `type`"),
         };
         self.schemas.budget.take((OF_ONE + at.len()) * types.len(), at)?;
+        let is_known = |keyword: &str| types.iter().any(|name| keywords_of(name).contains(&keyword));
+        if let Some(keyword) = asserting(members).find(|keyword| *keyword != "type" && !is_known(keyword)) {
+            return unbound(at, format!("`{keyword}` cannot be held to in this format"));
+        }
         let mut choices = Vec::new();
         for name in types {
-            let known: &[&str] = match name {
-                "string" => &OF_STRINGS,
-                "array" => &["items", "minItems", "maxItems"],
-                "object" => &["properties", "required", "additionalProperties"],
-                _ => &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
-            };
-            let others = asserting(members).find(|key| {
-                *key != "type" && !known.contains(key) && (members["type"].is_string() || *key == "not")
-            });
-            if let Some(keyword) = others {
-                return unbound(at, format!("`{keyword}` cannot be held to in this format"));
-            }
             choices.push(match name {
                 "string" => {
                     let words = members.iter().filter(|(key, _)| OF_STRINGS.contains(&key.as_str()));
@@ -469,6 +464,16 @@ impl<'a> Writer<'a> {
 
 fn optional(part: Vec<Part>) -> Part {
     Part::Repeat { part, between: Vec::new(), least: 0, most: Some(1) }
+}
+
+/// Keywords that values with bare keys are held to.
+fn keywords_of(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "string" => &OF_STRINGS,
+        "array" => &["items", "minItems", "maxItems"],
+        "object" => &["properties", "required", "additionalProperties"],
+        _ => &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
+    }
 }
 
 /// Expressions for the values of a schema that names a type and says nothing more of it.

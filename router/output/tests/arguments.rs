@@ -225,3 +225,40 @@ fn a_function_may_be_a_reference() {
         }
     }
 }
+
+#[test]
+fn bare_keys_are_held_to_each_keyword_of_a_list_of_types() {
+    let written = |property: Value| possible("gemma4", object([("a".to_owned(), property)]));
+    for (property, keyword) in [
+        (
+            json!({"type": ["array"], "items": {"enum": [1, 2]}, "minItems": 3, "uniqueItems": true}),
+            "uniqueItems",
+        ),
+        (json!({"type": ["array", "null"], "contains": {"const": 1}}), "contains"),
+        (json!({"type": ["array", "null"], "unevaluatedItems": false}), "unevaluatedItems"),
+        (
+            json!({"type": ["object", "null"], "patternProperties": {"^x": {"type": "null"}}}),
+            "patternProperties",
+        ),
+        (json!({"type": ["object", "null"], "properties": {"b": {}}, "minProperties": 1}), "minProperties"),
+        (json!({"type": ["string", "null"], "allOf": [{"minLength": 1}, {"maxLength": 3}]}), "allOf"),
+        (json!({"type": ["string", "integer"], "if": {"minLength": 1}, "then": {"maxLength": 3}}), "if"),
+        (json!({"type": ["string", "integer"], "not": {"const": 1}}), "not"),
+        (json!({"type": ["string", "integer"], "$ref": "#/properties/b"}), "$ref"),
+        (json!({"type": ["integer", "null"], "maxLength": 3}), "maxLength"),
+        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
+    ] {
+        let unbound = written(property).expect_err(keyword);
+        assert_eq!(unbound.why, format!("`{keyword}` cannot be held to in this format"));
+    }
+    for property in [
+        json!({"type": ["array", "null"], "items": {"type": "integer"}, "maxItems": 2}),
+        json!({"type": ["string", "integer"], "maxLength": 3, "minimum": 1, "description": "Both."}),
+        json!({"type": ["object", "array"], "properties": {"b": {"type": "null"}}, "items": {"type": "null"}}),
+    ] {
+        assert!(written(property.clone()).is_ok(), "{property}");
+    }
+    let unbound =
+        written(json!({"type": "integer", "enum": [1, 2, 3], "minimum": 2})).expect_err("it is not held to");
+    assert_eq!(unbound.why, "`minimum` stands beside a list of values");
+}
