@@ -544,6 +544,44 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
 }
 
 #[test]
+fn in_json_too_a_function_takes_the_properties_that_it_names() {
+    let format = tool_format("hermes").unwrap();
+    let world = World::new(format, true);
+    let named =
+        json!({"properties": {"a": {"type": "integer"}, "b": {"type": "object", "properties": {"c": {}}}}});
+    let with = |keyword: &str, value: Value| {
+        let mut schema = named.clone();
+        schema[keyword] = value;
+        schema
+    };
+    let own = [r#"{}"#, r#"{"a": 6}"#, r#"{"a": 6, "b": {"c": 1, "d": 2}}"#];
+    for (schema, takes_more) in [
+        (named.clone(), false),
+        (with("required", json!(["a"])), false),
+        (with("type", json!("object")), false),
+        (with("additionalProperties", json!(true)), true),
+        (with("additionalProperties", json!({"type": "string"})), true),
+        (with("patternProperties", json!({"^n": {"type": "string"}})), true),
+        (with("required", json!(["name"])), true),
+        (json!({"properties": {}}), true),
+        (json!({"type": "object"}), true),
+        (Value::Null, false),
+    ] {
+        let functions =
+            [Callable { name: "f".to_owned(), schema: schema.clone(), at: String::new(), lark: None }];
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let takes = |arguments: &str| {
+            let call = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>");
+            world.accepts(&grammar, &call)
+        };
+        assert_eq!(takes(r#"{"a": 6, "name": "Name"}"#), takes_more, "{schema}");
+        if schema.get("required").is_none() && !schema.is_null() {
+            own.iter().for_each(|arguments| assert!(takes(arguments), "{schema} refuses {arguments}"));
+        }
+    }
+}
+
+#[test]
 fn reasoning_goes_before_calls_in_every_format() {
     let functions = functions();
     let think = reasoning_format("think");

@@ -48,7 +48,7 @@ const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 pub(crate) const OF_STRINGS: [&str; 4] = ["minLength", "maxLength", "pattern", "format"];
 
 /// Keywords of objects that cannot be told from the names of properties one by one.
-const OF_WHOLE_OBJECTS: [&str; 20] = [
+pub(crate) const OF_WHOLE_OBJECTS: [&str; 20] = [
     "$ref",
     "allOf",
     "anyOf",

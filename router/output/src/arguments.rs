@@ -4,11 +4,11 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::argument_schemas::{
-    ANYTHING, Budget, MAX_DEPTH, OF_ONE, OF_STRINGS, Properties, Property, Result, Schemas, Split,
-    any_string, asserting, is_nested, unbound,
+    ANYTHING, Budget, MAX_DEPTH, OF_ONE, OF_STRINGS, OF_WHOLE_OBJECTS, Properties, Property, Result, Schemas,
+    Split, any_string, asserting, is_nested, unbound,
 };
 use crate::formats::{self, Body, Closes, Parameters, ToolFormat, Unknown};
 use crate::frames::{Elements, Frame, Writing};
@@ -65,13 +65,27 @@ pub(crate) fn arguments(
     }
 }
 
-/// A schema of a function's arguments, which are an object.
+/// A schema of a function's arguments, which are an object. As in other formats it has no properties but those that are named,
+/// unless the schema speaks of others.
 fn of_an_object(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(members) = &mut schema {
+        if names_all(members) {
+            members.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
         members.entry("type").or_insert_with(|| json!("object"));
     }
     schema
+}
+
+/// The schema of an object names properties, and says nothing of others.
+fn names_all(members: &Map<String, Value>) -> bool {
+    let Some(named) = members.get("properties").and_then(Value::as_object) else { return false };
+    let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
+    !named.is_empty()
+        && !members.contains_key("additionalProperties")
+        && !OF_WHOLE_OBJECTS.iter().any(|keyword| members.contains_key(*keyword))
+        && required.filter_map(Value::as_str).all(|key| named.contains_key(key))
 }
 
 /// The format's own elements, as its parser knows them.
