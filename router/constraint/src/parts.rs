@@ -172,6 +172,22 @@ impl Writer<'_> {
                 }
                 self.define('c', "", &written.join(" | "))
             }
+            Part::SomeOf { members, between } => {
+                let between = self.sequence(between)?;
+                // From the last to the first: what may follow one, and all that may begin with it or a later one.
+                let (mut rest, mut any) = (String::new(), None);
+                for member in members.iter().rev() {
+                    let member = self.sequence(member)?;
+                    let member = self.define('p', "", &member);
+                    let begins = match any {
+                        Some(later) => self.define('c', "", &format!("{member} {rest} | {later}")),
+                        None => member.clone(),
+                    };
+                    rest = self.define('r', "", &format!("({between} {member})? {rest}"));
+                    any = Some(begins);
+                }
+                any.unwrap_or_default()
+            }
             Part::Repeat { part, between, least, most } => {
                 let part = self.sequence(part)?;
                 let part = self.define('p', "", &part);

@@ -85,6 +85,10 @@ fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
                 todo.extend(choices.iter().flatten());
                 0
             }
+            Part::SomeOf { members, between } => {
+                todo.extend(members.iter().flatten().chain(between));
+                0
+            }
             Part::Repeat { part, between, .. } => {
                 todo.extend(part.iter().chain(between));
                 0

@@ -418,6 +418,7 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     };
     let gemma = |inside: &str| format!("<|tool_call>call:get_weather{{{inside}}}<tool_call|>");
     let lfm = |inside: &str| format!("<|tool_call_start|>[get_weather({inside})]<|tool_call_end|>");
+    let set = |inside: &str| format!("<|tool_call_start|>[set({inside})]<|tool_call_end|>");
     let harmony = |header: &str, body: &str| {
         format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}<|message|>{body}")
     };
@@ -486,9 +487,19 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 lfm("city=\"it's (so)\", days=3"),
                 lfm("city='x', unit='celsius'"),
                 "<|tool_call_start|>[ping(), set(b='x', c=true)]<|tool_call_end|>".to_owned(),
-                "<|tool_call_start|>[set()]<|tool_call_end|>".to_owned(),
+                set(""),
+                set("a=1"),
+                set("a=1, b='x', c=1"),
+                set("a=1, c=\"x\""),
+                set("b='x', c=1"),
+                set("c=1"),
             ],
             vec![
+                set("b='x', a=1"),
+                set("a=1, a=1"),
+                set("a=1, "),
+                set(", a=1"),
+                set("a=1 b='x'"),
                 lfm(""),
                 lfm("'Paris'"),
                 lfm("city=Paris"),
@@ -529,6 +540,44 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             for text in &bad {
                 assert!(!world.accepts(&grammar, text), "{name} takes {text}");
             }
+        }
+    }
+}
+
+#[test]
+fn in_json_too_a_function_takes_the_properties_that_it_names() {
+    let format = tool_format("hermes").unwrap();
+    let world = World::new(format, true);
+    let named =
+        json!({"properties": {"a": {"type": "integer"}, "b": {"type": "object", "properties": {"c": {}}}}});
+    let with = |keyword: &str, value: Value| {
+        let mut schema = named.clone();
+        schema[keyword] = value;
+        schema
+    };
+    let own = [r#"{}"#, r#"{"a": 6}"#, r#"{"a": 6, "b": {"c": 1, "d": 2}}"#];
+    for (schema, takes_more) in [
+        (named.clone(), false),
+        (with("required", json!(["a"])), false),
+        (with("type", json!("object")), false),
+        (with("additionalProperties", json!(true)), true),
+        (with("additionalProperties", json!({"type": "string"})), true),
+        (with("patternProperties", json!({"^n": {"type": "string"}})), true),
+        (with("required", json!(["name"])), true),
+        (json!({"properties": {}}), true),
+        (json!({"type": "object"}), true),
+        (Value::Null, false),
+    ] {
+        let functions =
+            [Callable { name: "f".to_owned(), schema: schema.clone(), at: String::new(), lark: None }];
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let takes = |arguments: &str| {
+            let call = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>");
+            world.accepts(&grammar, &call)
+        };
+        assert_eq!(takes(r#"{"a": 6, "name": "Name"}"#), takes_more, "{schema}");
+        if schema.get("required").is_none() && !schema.is_null() {
+            own.iter().for_each(|arguments| assert!(takes(arguments), "{schema} refuses {arguments}"));
         }
     }
 }

@@ -2,22 +2,35 @@
 //! keys. `argument_schemas` takes a schema apart as far as the format needs. `compose` calls it for each function. What cannot be
 //! written in a format is told, with its place.
 
-use serde_json::{Value, json};
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
 
 use crate::argument_schemas::{
-    ANYTHING, MAX_DEPTH, OF_STRINGS, Properties, Result, Schemas, Split, any_string, asserting, is_nested,
-    unbound,
+    ANYTHING, Budget, MAX_DEPTH, OF_ONE, OF_STRINGS, OF_WHOLE_OBJECTS, Properties, Property, Result, Schemas,
+    Split, any_string, asserting, is_nested, unbound,
 };
 use crate::formats::{self, Body, Closes, Parameters, ToolFormat, Unknown};
 use crate::frames::{Elements, Frame, Writing};
 use crate::part::{Callable, Part, Words};
-use crate::schema::Types;
 
 /// Optional properties with a comma between them, where none has to be there: each may be the first.
 const MOST_OPTIONAL: usize = 64;
 
-/// What stands between a call's name and its end.
-pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable) -> Result<Vec<Part>> {
+/// Keys that each text is kept from having behind an element's marker, where these would end it; with more of them it does not have
+/// the marker.
+const MOST_KEYS: usize = 100;
+
+/// Types that JSON knows.
+const JSON_TYPES: usize = 7;
+
+/// What stands between a call's name and its end. All functions of a request share a budget.
+pub(crate) fn arguments(
+    format: &ToolFormat,
+    frame: &Frame,
+    function: &Callable,
+    budget: &Budget,
+) -> Result<Vec<Part>> {
     if let Some(lark) = &function.lark {
         return match frame.writing {
             Writing::Json => Ok(vec![
@@ -28,11 +41,12 @@ pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable)
             _ => unbound(&function.at, "a grammar in Lark's notation can be followed in JSON alone"),
         };
     }
-    let schema = whole(&function.schema);
-    let writer = Writer { schemas: Schemas { root: &schema }, around: around(format) };
+    let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let schema = if function.schema.is_object() { &function.schema } else { &nothing };
+    let writer = Writer { schemas: Schemas::new(schema, budget), around: around(format) };
     let at = &function.at;
     match frame.writing {
-        Writing::Json => Ok(vec![Part::Json { schema, at: at.clone() }]),
+        Writing::Json => Ok(vec![Part::Json { schema: of_an_object(schema), at: at.clone() }]),
         Writing::Elements(elements) => {
             let parameters = parameters(format, elements);
             writer.elements(&elements, parameters, at)
@@ -45,23 +59,33 @@ pub(crate) fn arguments(format: &ToolFormat, frame: &Frame, function: &Callable)
                 return unbound(at, "the function's name is not one that Python could have");
             }
             let value = |schema, at: &str| writer.python(schema, at);
-            writer.members(&schema, at, "=", ", ", &value)
+            writer.members(schema, at, "=", ", ", &value)
         }
-        Writing::Braces(quote) => writer.braced_object(quote, &schema, at, 0),
+        Writing::Braces(quote) => writer.braced_object(quote, schema, at, 0),
     }
 }
 
-/// The schema of a function's arguments, which are an object.
-fn whole(schema: &Value) -> Value {
-    match schema {
-        Value::Object(members) if !members.contains_key("type") => {
-            let mut members = members.clone();
-            members.insert("type".to_owned(), json!("object"));
-            Value::Object(members)
+/// A schema of a function's arguments, which are an object. As in other formats it has no properties but those that are named,
+/// unless the schema speaks of others.
+fn of_an_object(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Value::Object(members) = &mut schema {
+        if names_all(members) {
+            members.insert("additionalProperties".to_owned(), Value::Bool(false));
         }
-        Value::Object(_) => schema.clone(),
-        _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        members.entry("type").or_insert_with(|| json!("object"));
     }
+    schema
+}
+
+/// The schema of an object names properties, and says nothing of others.
+fn names_all(members: &Map<String, Value>) -> bool {
+    let Some(named) = members.get("properties").and_then(Value::as_object) else { return false };
+    let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
+    !named.is_empty()
+        && !members.contains_key("additionalProperties")
+        && !OF_WHOLE_OBJECTS.iter().any(|keyword| members.contains_key(*keyword))
+        && required.filter_map(Value::as_str).all(|key| named.contains_key(key))
 }
 
 /// The format's own elements, as its parser knows them.
@@ -169,8 +193,12 @@ impl<'a> Writer<'a> {
             let mut value = vec![Part::Text(elements.before_text.to_owned())];
             value.push(Part::Words {
                 words,
-                without: self.ends(parameters, name),
-                not_first: if parameters.kind.is_none() { self.first_of(&others) } else { String::new() },
+                without: self.ends(parameters, name, at)?,
+                not_first: if parameters.kind.is_none() {
+                    self.first_of(&others, at)?
+                } else {
+                    String::new()
+                },
                 close: close.clone(),
             });
             value.push(Part::Text(elements.after.to_owned()));
@@ -184,7 +212,10 @@ impl<'a> Writer<'a> {
                 _ => "object",
             }
             .to_owned();
-            let schema = if others.len() == 1 { others.remove(0) } else { json!({"anyOf": others}) };
+            let schema = match &others[..] {
+                [schema] => Cow::Borrowed(schema.as_ref()),
+                others => Cow::Owned(json!({"anyOf": others})),
+            };
             choices.push(vec![
                 Part::Text(elements.before_json.replace('%', &kind)),
                 Part::Json { schema: self.schemas.document(&schema, at)?, at: at.to_owned() },
@@ -202,7 +233,7 @@ impl<'a> Writer<'a> {
     }
 
     /// What a text must not hold, because the value would end there.
-    fn ends(&self, parameters: &Parameters, key: &str) -> Vec<String> {
+    fn ends(&self, parameters: &Parameters, key: &str, at: &str) -> Result<Vec<String>> {
         let mut ends: Vec<String> = match parameters.closes {
             // One that ends with another is found with it.
             Closes::Markers(markers) => {
@@ -214,24 +245,37 @@ impl<'a> Writer<'a> {
             Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
         };
         if parameters.may_stay_open {
-            let keys = self.schemas.root.get("properties").and_then(Value::as_object).into_iter().flatten();
+            let keys = self.schemas.root.get("properties").and_then(Value::as_object);
             let head_end = parameters.head_ends.last().unwrap_or(&"");
-            ends.extend(keys.map(|(key, _)| format!("\n{}{key}{head_end}", parameters.open)));
+            match keys {
+                Some(keys) if keys.len() > MOST_KEYS => ends.push(format!("\n{}", parameters.open)),
+                keys => {
+                    for (key, _) in keys.into_iter().flatten() {
+                        let end = format!("\n{}{key}{head_end}", parameters.open);
+                        self.schemas.budget.take(end.len(), at)?;
+                        ends.push(end);
+                    }
+                }
+            }
             ends.extend(self.around.iter().cloned());
         }
-        ends
+        Ok(ends)
     }
 
     /// Characters that values of these schemas begin with, and what the parser reads as one.
-    fn first_of(&self, others: &[Value]) -> String {
+    fn first_of(&self, others: &[Cow<'a, Value>], at: &str) -> Result<String> {
         let mut first = String::new();
         for other in others {
-            first.push_str(&Types::of_schema(self.schemas.root, other).first_characters());
+            let types = match other {
+                Cow::Borrowed(schema) => self.schemas.types(schema, at),
+                Cow::Owned(schema) => self.schemas.types_of(schema, at),
+            };
+            first.push_str(&types?.first_characters());
         }
         if !first.is_empty() {
             first.push_str(" \t\r\n");
         }
-        first
+        Ok(first)
     }
 
     /// Properties with `between` after their keys and commas between them.
@@ -253,52 +297,46 @@ impl<'a> Writer<'a> {
                 return Ok(vec![Part::Repeat { part, between: vec![comma()], least: 0, most: None }]);
             }
         };
-        let mut members = Vec::new();
-        for property in &properties {
+        let first_required = properties.iter().position(|property| property.is_required);
+        if first_required.is_none() && properties.len() > MOST_OPTIONAL {
+            return unbound(at, format!("it has more than {MOST_OPTIONAL} properties, all optional"));
+        }
+        let member = |property: &Property<'a>| {
             if property.key.contains(['$', '@', '/']) {
                 return unbound(&property.at, "its name cannot be written without quotes");
             }
             let mut part = vec![Part::Text(format!("{}{between}", property.key))];
             part.extend(value(property.schema, &property.at)?);
-            members.push((part, property.is_required));
-        }
-        if let Some(first) = members.iter().position(|(_, is_required)| *is_required) {
+            Ok(part)
+        };
+        if let Some(first) = first_required {
             let mut parts = Vec::new();
-            for (index, (mut part, is_required)) in members.into_iter().enumerate() {
+            for (index, property) in properties.iter().enumerate() {
+                let mut part = member(property)?;
                 match index.cmp(&first) {
                     std::cmp::Ordering::Less => part.push(comma()),
                     std::cmp::Ordering::Equal => {}
                     std::cmp::Ordering::Greater => part.insert(0, comma()),
                 }
-                match is_required {
+                match property.is_required {
                     true => parts.extend(part),
                     false => parts.push(optional(part)),
                 }
             }
             return Ok(parts);
         }
-        if members.len() > MOST_OPTIONAL {
-            return unbound(at, format!("it has more than {MOST_OPTIONAL} properties, all optional"));
-        }
-        // Each may be the first.
-        let mut choices = Vec::new();
-        for first in 0..members.len() {
-            let mut choice = members[first].0.clone();
-            for (part, _) in &members[first + 1..] {
-                let mut next = vec![comma()];
-                next.extend(part.iter().cloned());
-                choice.push(optional(next));
-            }
-            choices.push(choice);
-        }
-        Ok(if choices.is_empty() { Vec::new() } else { vec![optional(vec![Part::OneOf(choices)])] })
+        let members: Vec<_> = properties.iter().map(member).collect::<Result<_>>()?;
+        Ok(match members.is_empty() {
+            true => Vec::new(),
+            false => vec![optional(vec![Part::SomeOf { members, between: vec![comma()] }])],
+        })
     }
 
     /// JSON, which Python's reader takes; or as Python writes texts, `True` and `False`.
     fn python(&self, schema: &'a Value, at: &str) -> Result<Vec<Part>> {
         let json = Part::Json { schema: self.schemas.document(schema, at)?, at: at.to_owned() };
         let schema = self.schemas.meant(schema, at)?;
-        let types = Types::of_schema(self.schemas.root, schema);
+        let types = self.schemas.types(schema, at)?;
         if simple(schema) == Some(vec!["true|false"]) {
             let words = vec![Part::Choice(vec!["True".to_owned(), "False".to_owned()])];
             return Ok(vec![Part::OneOf(vec![vec![json], words])]);
@@ -368,12 +406,18 @@ impl<'a> Writer<'a> {
             return Ok(vec![Part::OneOf(choices?)]);
         }
         let listed = match (members.get("enum"), members.get("const")) {
-            (Some(Value::Array(values)), _) => Some(values.iter().collect()),
-            (_, Some(value)) => Some(vec![value]),
+            (Some(Value::Array(values)), _) => Some(("enum", values.as_slice())),
+            (_, Some(value)) => Some(("const", std::slice::from_ref(value))),
             _ => None,
         };
-        if let Some(values) = listed {
+        if let Some((key, values)) = listed {
+            if let Some(keyword) = asserting(members).find(|keyword| ![key, "type"].contains(keyword)) {
+                return unbound(at, format!("`{keyword}` stands beside a list of values"));
+            }
             let texts: Option<Vec<String>> = values.iter().map(|value| braced_text(value, quote)).collect();
+            for text in texts.iter().flatten() {
+                self.schemas.budget.take(OF_ONE + text.len(), at)?;
+            }
             return match texts {
                 Some(texts) => {
                     Ok(vec![Part::OneOf(texts.into_iter().map(|text| vec![Part::Text(text)]).collect())])
@@ -387,24 +431,19 @@ impl<'a> Writer<'a> {
             _ if asserting(members).next().is_none() => return self.braced(quote, &ANYTHING, at, depth),
             _ => return unbound(at, "it has no `type`"),
         };
+        self.schemas.budget.take((OF_ONE + at.len()) * types.len(), at)?;
+        let is_known = |keyword: &str| types.iter().any(|name| keywords_of(name).contains(&keyword));
+        if let Some(keyword) = asserting(members).find(|keyword| *keyword != "type" && !is_known(keyword)) {
+            return unbound(at, format!("`{keyword}` cannot be held to in this format"));
+        }
         let mut choices = Vec::new();
         for name in types {
-            let known: &[&str] = match name {
-                "string" => &OF_STRINGS,
-                "array" => &["items", "minItems", "maxItems"],
-                "object" => &["properties", "required", "additionalProperties"],
-                _ => &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
-            };
-            let others = asserting(members).find(|key| {
-                *key != "type" && !known.contains(key) && (members["type"].is_string() || *key == "not")
-            });
-            if let Some(keyword) = others {
-                return unbound(at, format!("`{keyword}` cannot be held to in this format"));
-            }
             choices.push(match name {
                 "string" => {
                     let words = members.iter().filter(|(key, _)| OF_STRINGS.contains(&key.as_str()));
-                    let schema = words.map(|(key, value)| (key.clone(), value.clone())).collect();
+                    let copied =
+                        |(key, value): (&String, &Value)| Ok((key.clone(), self.schemas.copied(value, at)?));
+                    let schema = words.map(copied).collect::<Result<_>>()?;
                     text(Words::String { schema, at: at.to_owned() })
                 }
                 "array" => {
@@ -424,9 +463,9 @@ impl<'a> Writer<'a> {
                 }
                 "object" => self.braced_object(quote, schema, at, depth + 1)?,
                 name => {
-                    let mut other = members.clone();
-                    other.insert("type".to_owned(), json!(name));
-                    vec![Part::Json { schema: Value::Object(other), at: at.to_owned() }]
+                    let mut other = self.schemas.copied(schema, at)?;
+                    other["type"] = json!(name);
+                    vec![Part::Json { schema: other, at: at.to_owned() }]
                 }
             });
         }
@@ -439,6 +478,16 @@ impl<'a> Writer<'a> {
 
 fn optional(part: Vec<Part>) -> Part {
     Part::Repeat { part, between: Vec::new(), least: 0, most: Some(1) }
+}
+
+/// Keywords that values with bare keys are held to.
+fn keywords_of(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "string" => &OF_STRINGS,
+        "array" => &["items", "minItems", "maxItems"],
+        "object" => &["properties", "required", "additionalProperties"],
+        _ => &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
+    }
 }
 
 /// Expressions for the values of a schema that names a type and says nothing more of it.
@@ -456,7 +505,10 @@ fn simple(schema: &Value) -> Option<Vec<&'static str>> {
     };
     match members.get("type")? {
         Value::String(name) => Some(vec![expression(name)?]),
-        Value::Array(names) => names.iter().map(|name| expression(name.as_str()?)).collect(),
+        // Each type once.
+        Value::Array(names) if names.len() <= JSON_TYPES => {
+            names.iter().map(|name| expression(name.as_str()?)).collect()
+        }
         _ => None,
     }
 }

@@ -1,6 +1,6 @@
 //! What an answer has to be so that its calls are right, as parts of a text: for grammars, which this crate does not know.
 
-use crate::argument_schemas::Unbound;
+use crate::argument_schemas::{Budget, Unbound};
 use crate::arguments;
 use crate::formats::{ReasoningFormat, ToolFormat};
 use crate::frames::Frame;
@@ -58,7 +58,8 @@ impl Calls<'_> {
     }
 
     fn bodies(&self, format: &ToolFormat, frame: &Frame) -> Result<Bodies<'_>, Unbound> {
-        let body = |function| arguments::arguments(format, frame, function);
+        let budget = Budget::default();
+        let body = |function| arguments::arguments(format, frame, function, &budget);
         self.functions.iter().map(|function| Ok((function.name.as_str(), body(function)?))).collect()
     }
 

@@ -345,7 +345,7 @@ impl Form {
     fn json(&self, text: &str, parameters: &Parameters, root: &Value) -> String {
         if let Closes::Key(close, end) = parameters.closes {
             let elements = Elements { open: parameters.open, close, end, root };
-            let schema = schema::property(root, root, &self.key, 0);
+            let schema = schema::property(root, root, &self.key);
             if let Some(json) = elements.json(text, schema, 0) {
                 return json;
             }
@@ -397,7 +397,7 @@ impl<'a> Elements<'a> {
             }
             let schema = match (is_list, schema) {
                 (true, Some(schema)) => schema::items(self.root, schema),
-                (false, Some(schema)) => schema::property(self.root, schema, tag, 0),
+                (false, Some(schema)) => schema::property(self.root, schema, tag),
                 (_, None) => None,
             };
             if !is_list {

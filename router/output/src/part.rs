@@ -57,6 +57,11 @@ pub enum Part {
         least: u32,
         most: Option<u32>,
     },
+    /// One or more of `members`, in their order, with `between` between two.
+    SomeOf {
+        members: Vec<Vec<Part>>,
+        between: Vec<Part>,
+    },
 }
 
 /// Text that is an argument without quotes.
@@ -80,7 +85,9 @@ impl Part {
             Part::Regex(text) | Part::Quoted { lark: text, .. } => text.len(),
             Part::Choice(texts) => texts.iter().map(String::len).sum(),
             Part::Words { words, .. } => words.iter().map(Words::bytes).sum(),
-            Part::OneOf(choices) => choices.iter().flatten().map(Part::bytes).sum(),
+            Part::OneOf(choices) | Part::SomeOf { members: choices, .. } => {
+                choices.iter().flatten().map(Part::bytes).sum()
+            }
             Part::Repeat { part, .. } => part.iter().map(Part::bytes).sum(),
             _ => 0,
         }

@@ -1,13 +1,18 @@
 //! What a tool's JSON schema says of one argument, and with it an argument that was written as a text, as JSON.
 //! For formats whose arguments are XML: there `5` is a number, or a text of one digit, only by the schema.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use crate::json;
 use crate::python;
 
-/// References followed and alternatives entered below one argument.
-const MAX_DEPTH: usize = 16;
+/// Schemas looked at for one argument, references followed and alternatives entered. Each is looked at once.
+const MOST_SCHEMAS: usize = 10_000;
+
+/// Values of an `enum`, or bytes of a reference, that count as one more schema.
+const AS_ONE_SCHEMA: usize = 16;
 
 /// The JSON types that an argument may have. None of them: nothing is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -24,17 +29,33 @@ pub(crate) struct Types {
 impl Types {
     /// Of the argument `key` in a tool's `parameters`.
     pub(crate) fn of(parameters: &Value, key: &str) -> Self {
-        let mut types = Self::default();
-        if let Some(schema) = property(parameters, parameters, key, 0) {
-            types.add(parameters, schema, 0);
-        }
-        types
+        property(parameters, parameters, key)
+            .map(|schema| Self::of_schema(parameters, schema))
+            .unwrap_or_default()
     }
 
     pub(crate) fn of_schema(root: &Value, schema: &Value) -> Self {
+        Self::counted(root, schema).0.unwrap_or_default()
+    }
+
+    /// With how many schemas were looked at; no types if these were too many.
+    pub(crate) fn counted(root: &Value, schema: &Value) -> (Option<Self>, usize) {
+        let mut walk = Walk { root, left: MOST_SCHEMAS };
+        let types = Self::found(&mut walk, schema);
+        (types, MOST_SCHEMAS - walk.left)
+    }
+
+    fn found<'a>(walk: &mut Walk<'a>, schema: &'a Value) -> Option<Self> {
         let mut types = Self::default();
-        types.add(root, schema, 0);
-        types
+        let mut seen = HashSet::from([std::ptr::from_ref(schema)]);
+        let mut todo = vec![schema];
+        walk.take(1)?;
+        while let Some(schema) = todo.pop() {
+            types.add(walk, schema)?;
+            let alternatives = walk.alternatives(schema)?;
+            todo.extend(alternatives.into_iter().filter(|schema| seen.insert(std::ptr::from_ref(*schema))));
+        }
+        Some(types)
     }
 
     /// Its text can be passed on as it comes.
@@ -48,6 +69,10 @@ impl Types {
 
     pub(crate) fn has_text(self) -> bool {
         self.text
+    }
+
+    pub(crate) fn may_be_object(self) -> bool {
+        self.object || self.unknown()
     }
 
     /// It is read as a text.
@@ -67,17 +92,17 @@ impl Types {
         first.iter().filter(|(is_there, _)| *is_there).map(|(_, characters)| *characters).collect()
     }
 
-    fn add(&mut self, root: &Value, schema: &Value, depth: usize) {
-        if depth > MAX_DEPTH {
-            return;
-        }
+    /// What the schema itself says.
+    fn add(&mut self, walk: &mut Walk, schema: &Value) -> Option<()> {
         match schema.get("type") {
             Some(Value::String(name)) => self.add_name(name),
             Some(Value::Array(names)) => {
+                walk.take(names.len() / AS_ONE_SCHEMA)?;
                 names.iter().filter_map(Value::as_str).for_each(|name| self.add_name(name))
             }
             _ => {
                 if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+                    walk.take(values.len() / AS_ONE_SCHEMA)?;
                     values.iter().for_each(|value| self.add_value(value));
                 }
                 if let Some(value) = schema.get("const") {
@@ -85,27 +110,19 @@ impl Types {
                 }
             }
         }
-        for choice in ["anyOf", "oneOf", "allOf"] {
-            let choices = schema.get(choice).and_then(Value::as_array);
-            choices.into_iter().flatten().for_each(|schema| self.add(root, schema, depth + 1));
-        }
-        if let Some(schema) = referred(root, schema) {
-            self.add(root, schema, depth + 1);
-        }
+        Some(())
     }
 
     /// Names beside JSON Schema's are those that vLLM and SGLang take.
     fn add_name(&mut self, name: &str) {
-        match name.to_ascii_lowercase().as_str() {
-            "string" | "str" | "text" | "enum" => self.text = true,
-            "integer" | "int" => self.whole = true,
-            "number" | "float" | "double" => self.number = true,
-            "boolean" | "bool" => self.truth = true,
-            "null" | "none" => self.null = true,
-            "object" | "dict" | "map" => self.object = true,
-            "array" | "list" | "tuple" => self.array = true,
-            _ => {}
-        }
+        let is = |names: &[&str]| names.iter().any(|known| known.eq_ignore_ascii_case(name));
+        self.text |= is(&["string", "str", "text", "enum"]);
+        self.whole |= is(&["integer", "int"]);
+        self.number |= is(&["number", "float", "double"]);
+        self.truth |= is(&["boolean", "bool"]);
+        self.null |= is(&["null", "none"]);
+        self.object |= is(&["object", "dict", "map"]);
+        self.array |= is(&["array", "list", "tuple"]);
     }
 
     fn add_value(&mut self, value: &Value) {
@@ -162,26 +179,60 @@ impl Types {
 }
 
 /// The schema of a property, also where `parameters` refer to another place or offer alternatives.
-pub(crate) fn property<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {
-    if depth > MAX_DEPTH {
-        return None;
+pub(crate) fn property<'a>(root: &'a Value, schema: &'a Value, key: &str) -> Option<&'a Value> {
+    enum Look<'a> {
+        Into(&'a Value),
+        /// At the schema of properties without one of their own; after all that the schema refers to and offers.
+        Additional(&'a Value),
     }
-    if let Some(found) = schema.get("properties").and_then(|properties| properties.get(key)) {
-        return Some(found);
+    let mut walk = Walk { root, left: MOST_SCHEMAS };
+    let mut seen = HashSet::new();
+    let mut todo = vec![Look::Into(schema)];
+    while let Some(look) = todo.pop() {
+        let schema = match look {
+            Look::Additional(schema) => return Some(schema),
+            Look::Into(schema) if !seen.insert(std::ptr::from_ref(schema)) => continue,
+            Look::Into(schema) => schema,
+        };
+        if let Some(found) = schema.get("properties").and_then(|properties| properties.get(key)) {
+            return Some(found);
+        }
+        let additional = schema.get("additionalProperties").filter(|additional| additional.is_object());
+        todo.extend(additional.map(Look::Additional));
+        todo.extend(walk.alternatives(schema)?.into_iter().rev().map(Look::Into));
     }
-    let referred = referred(root, schema).and_then(|schema| property(root, schema, key, depth + 1));
-    referred
-        .or_else(|| {
-            let choices =
-                ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|choice| schema.get(choice)?.as_array());
-            choices.flatten().find_map(|schema| property(root, schema, key, depth + 1))
-        })
-        .or_else(|| schema.get("additionalProperties").filter(|additional| additional.is_object()))
+    None
 }
 
 /// Of an array's items.
 pub(crate) fn items<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a Value> {
     schema.get("items").or_else(|| referred(root, schema)?.get("items"))
+}
+
+/// Goes from schema to schema, for a bounded number of them.
+struct Walk<'a> {
+    root: &'a Value,
+    left: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn take(&mut self, schemas: usize) -> Option<()> {
+        self.left = self.left.checked_sub(schemas)?;
+        Some(())
+    }
+
+    /// What a schema refers to and offers, in the order in which it counts. None: there are too many.
+    fn alternatives(&mut self, schema: &'a Value) -> Option<Vec<&'a Value>> {
+        let reference = schema.get("$ref").and_then(Value::as_str).map_or(0, str::len);
+        self.take(reference / AS_ONE_SCHEMA)?;
+        let mut alternatives: Vec<&Value> = referred(self.root, schema).into_iter().collect();
+        for choice in ["anyOf", "oneOf", "allOf"] {
+            let choices = schema.get(choice).and_then(Value::as_array);
+            alternatives.extend(choices.into_iter().flatten());
+        }
+        self.take(alternatives.len())?;
+        Some(alternatives)
+    }
 }
 
 fn referred<'a>(root: &'a Value, schema: &Value) -> Option<&'a Value> {
@@ -250,5 +301,43 @@ mod tests {
         assert!(Types::of(&parameters, "a").unknown());
         assert!(Types::of(&parameters, "b").unknown());
         assert!(Types::of(&parameters, "c").unknown());
+    }
+
+    #[test]
+    fn each_schema_is_looked_at_once() {
+        let again: Vec<Value> = (0..30).map(|_| json!({"$ref": "#/properties/a"})).collect();
+        let parameters = json!({
+            "properties": {"a": {"anyOf": again, "type": "integer"}},
+            "allOf": [{"$ref": "#/$defs/all"}, {"$ref": "#/$defs/all"}],
+            "$defs": {"all": {"oneOf": [{"$ref": "#"}, {"$ref": "#/$defs/all"}, {"properties": {"b": {"type": "null"}}}]}},
+        });
+        let (types, looked_at) = Types::counted(&parameters, &parameters["properties"]["a"]);
+        assert_eq!(types, Some(Types { whole: true, ..Types::default() }));
+        // Itself, its alternatives, and what each of these refers to.
+        assert_eq!(looked_at, 1 + 30 + 30 * (1 + "#/properties/a".len() / AS_ONE_SCHEMA));
+        assert_eq!(Types::of(&parameters, "b").json("null"), "null");
+        assert_eq!(property(&parameters, &parameters, "c"), None);
+    }
+
+    #[test]
+    fn of_too_many_schemas_nothing_is_known() {
+        let many: Vec<Value> = (0..MOST_SCHEMAS).map(|_| json!({"type": "integer"})).collect();
+        let parameters = json!({"properties": {"a": {"anyOf": many}}, "anyOf": many});
+        assert_eq!(Types::counted(&parameters, &parameters["properties"]["a"]).0, None);
+        assert!(Types::of(&parameters, "a").unknown());
+        assert_eq!(property(&parameters, &parameters, "b"), None);
+    }
+
+    #[test]
+    fn a_property_is_looked_for_in_order() {
+        let parameters = json!({
+            "$ref": "#/$defs/one",
+            "anyOf": [{"additionalProperties": {"title": "of an alternative"}}, {"properties": {"a": {"title": "too late"}}}],
+            "additionalProperties": {"title": "too late"},
+            "$defs": {"one": {"properties": {"b": {"title": "referred"}}}},
+        });
+        let title = |key: &str| property(&parameters, &parameters, key).map(|schema| &schema["title"]);
+        assert_eq!(title("b"), Some(&json!("referred")));
+        assert_eq!(title("a"), Some(&json!("of an alternative")));
     }
 }
