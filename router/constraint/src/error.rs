@@ -9,7 +9,7 @@ use std::fmt::{self, Display};
 /// The longest text an error shows, in bytes.
 const LONGEST: usize = 500;
 /// Of which this much may be the path.
-const LONGEST_PATH: usize = 160;
+pub(crate) const LONGEST_PATH: usize = 160;
 
 /// Why a grammar is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

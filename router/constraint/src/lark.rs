@@ -2,13 +2,19 @@
 
 use std::collections::HashSet;
 
-use crate::error::{CompileError, Kind};
+use crate::{
+    error::{CompileError, Kind},
+    pattern::{self, Cases},
+};
 
 /// Rules and terminals of a grammar; each may name the next one.
 const MOST_DEFINITIONS: usize = 1_000;
 
 /// Uses of `&`; the time of llguidance doubles with each expression that must match together.
 const MOST_INTERSECTIONS: usize = 12;
+
+/// The choices of a rule take the square of their number: so many of them, squared, weigh one.
+const CHOICES_OF_WEIGHT: usize = 8;
 
 /// Refuses what would let text past the grammar, or bytes that are not text.
 pub(crate) fn check(text: &str) -> Result<(), CompileError> {
@@ -29,18 +35,91 @@ pub(crate) fn check(text: &str) -> Result<(), CompileError> {
         return Err(CompileError::new(Kind::TooLarge, reason));
     }
     // llguidance limits how deep groups nest, but it follows names recursively. A definition takes a line.
-    let definitions = text.lines().filter(|line| line.contains(':')).count();
-    if definitions > MOST_DEFINITIONS {
+    let is_definition = |line: &&str| line.contains(':') || line.trim_start().starts_with('%');
+    if text.lines().filter(is_definition).count() > MOST_DEFINITIONS {
         return Err(CompileError::new(
             Kind::TooLarge,
-            format!("the grammar has more than {MOST_DEFINITIONS} rules and terminals"),
+            format!("the grammar has more than {MOST_DEFINITIONS} rules, terminals and statements"),
         ));
     }
-    Ok(())
+    pattern::check_weight(weight(text)).map_err(|_| {
+        CompileError::new(Kind::TooLarge, "the grammar's terminals have too many characters, sets or ranges")
+    })
+}
+
+/// What reading the grammar costs, as [`pattern::weight`] has it.
+fn weight(text: &str) -> usize {
+    let mut weight = 0_usize;
+    let mut definition = Definition::default();
+    let mut rest = text;
+    while let Some(at) = rest.find(['"', '/', '#']) {
+        weight = weight.saturating_add(definition.read(&rest[..at]));
+        let (mark, inside) = (rest.as_bytes()[at], &rest[at + 1..]);
+        if mark == b'#' || mark == b'/' && inside.starts_with('/') {
+            rest = &inside[inside.find('\n').unwrap_or(inside.len())..];
+            continue;
+        }
+        let mut is_escaped = false;
+        let end = inside.bytes().position(|byte| {
+            let ends = byte == mark && !is_escaped;
+            is_escaped = byte == b'\\' && !is_escaped;
+            ends
+        });
+        // Without an end it is no grammar.
+        let Some(end) = end else { return weight };
+        rest = &inside[end + 1..];
+        let flags = &rest[..rest.len() - rest.trim_start_matches(['i', 'm', 's', 'l', 'u', 'x']).len()];
+        let cases = if flags.contains('i') { Cases::Both } else { Cases::Own };
+        let inside = &inside[..end];
+        weight = weight.saturating_add(match mark {
+            b'/' => pattern::weight(inside, cases),
+            _ => pattern::weight_of_text(inside, cases),
+        });
+    }
+    weight.saturating_add(definition.read(rest)).saturating_add(definition.weight())
+}
+
+/// The rule or terminal that is being read.
+#[derive(Default)]
+struct Definition {
+    is_terminal: bool,
+    /// What may be left out, and the choices.
+    options: usize,
+    bars: usize,
+}
+
+impl Definition {
+    /// Goes on in text without literals and expressions. The weight of what ends in it.
+    fn read(&mut self, text: &str) -> usize {
+        let mut weight = 0_usize;
+        let mut is_first = false;
+        for character in text.chars() {
+            match character {
+                '\n' => is_first = true,
+                '?' | '*' | '{' | '~' => self.options += 1,
+                '|' => self.bars += 1,
+                _ if is_first && character.is_ascii_alphabetic() => {
+                    weight = weight.saturating_add(self.weight());
+                    *self =
+                        Definition { is_terminal: character.is_ascii_uppercase(), ..Definition::default() };
+                }
+                _ => {}
+            }
+            is_first &= character.is_whitespace() || matches!(character, '_' | '!' | '?');
+        }
+        weight
+    }
+
+    fn weight(&self) -> usize {
+        match self.is_terminal {
+            true => pattern::weight_of_options(self.options),
+            false => pattern::squared(self.options + self.bars, CHOICES_OF_WEIGHT),
+        }
+    }
 }
 
 /// `line:column`, from one.
-fn position(text: &str, at: usize) -> String {
+pub(crate) fn position(text: &str, at: usize) -> String {
     let before = &text[..at];
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
@@ -104,5 +183,32 @@ mod tests {
         let error = check("start: a\na: %json {}").unwrap_err();
         assert_eq!((error.kind, error.path.as_str()), (Kind::Unsupported, "2:4"));
         assert!(check("start: \"a\"").is_ok());
+    }
+
+    #[test]
+    fn what_takes_long_to_read_is_refused() {
+        for grammar in [
+            format!("start: /{}/", r"\w".repeat(20_000)),
+            format!("start: {}", r"/\w/ ".repeat(20_000)),
+            format!("start: \"{}\"i", "a".repeat(200_000)),
+            format!("start: /{}/i", "a".repeat(200_000)),
+            format!("start: \"a\" {}", "| \"a\" ".repeat(100_000)),
+            format!("start: A\n\nA: {}", "\"a\"? ".repeat(10_000)),
+            format!("start: \"a\"\n{}", "%ignore / /\n".repeat(2_000)),
+        ] {
+            assert_eq!(
+                check(&grammar).map_err(|error| error.kind),
+                Err(Kind::TooLarge),
+                "{}",
+                &grammar[..30]
+            );
+        }
+        for grammar in [
+            format!("start: A\nA: \"a\" {}", "| \"b\" ".repeat(50_000)),
+            format!("start: \"{}\" # {}", "?".repeat(10_000), "?".repeat(10_000)),
+            format!("start: \"a\" // {}\n  | \"\\\"{}\"", "?".repeat(10_000), "?".repeat(10_000)),
+        ] {
+            assert_eq!(check(&grammar), Ok(()), "{}", &grammar[..30]);
+        }
     }
 }

@@ -19,8 +19,11 @@ use crate::{
 };
 
 const ANY: &str = r"/(.|\n)*/";
-const SPACE: &str = r"/[ \t\r\n]+/";
-const SPACE_OR_NONE: &str = r"/[ \t\r\n]*/";
+/// Space where a model writes some. It is bounded, because a model that may emit space without end sometimes does.
+const SPACE: &str = r"/[ \t\r\n]{1,8}/";
+const SPACE_OR_NONE: &str = r"/[ \t\r\n]{0,8}/";
+/// All space that a parser skips.
+const ANY_SPACE: &str = r"/[ \t\r\n]*/";
 
 /// A grammar as it is written.
 pub(crate) struct Composed {
@@ -270,7 +273,7 @@ impl Writer<'_> {
         let markers = without.iter().filter(|marker| !self.is_special_first(marker));
         terminal.push_str(&without_any(markers));
         if let Some(marker) = not_first.filter(|marker| !self.is_special_first(marker)) {
-            let _ = write!(terminal, " & ~({SPACE_OR_NONE} {} {ANY})", lark::quoted(marker));
+            let _ = write!(terminal, " & ~({ANY_SPACE} {} {ANY})", lark::quoted(marker));
         }
         self.define('F', "", &terminal)
     }

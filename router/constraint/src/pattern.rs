@@ -14,12 +14,27 @@ const MAYBE_SPACE: &str =
 const LINE_ENDS: &str = r"\n\r\u{2028}\u{2029}";
 /// The largest count in a repetition.
 const MOST_REPETITIONS: u32 = 100_000;
+/// Conditions at the start of an expression; the time of llguidance doubles with each that must hold together.
+const MOST_LOOK_AHEADS: usize = 16;
+/// What the expressions of one source may weigh together: a second or two for who reads them, who cannot be interrupted, and some
+/// 50 MB.
+const MOST_WEIGHT: usize = 4_000_000;
+/// Of a character that stands for itself, of one that stands for both cases or for more, and of a set of Unicode, which is hundreds of
+/// ranges.
+const WEIGHT_OF_SEVERAL: usize = 8;
+const WEIGHT_OF_CASES: usize = 32;
+const WEIGHT_OF_SET: usize = 512;
+/// What may be left out makes a lexer take together all that may follow: this many, squared, weigh one.
+const OPTIONS_OF_WEIGHT: usize = 2;
+/// The ranges of a class are kept in order as they are read: so many of them, squared, weigh one.
+const RANGES_OF_WEIGHT: usize = 16;
 /// The longest text that an expression for every other text is made of; groups nest as deep.
 pub(crate) const LONGEST_TEXT: usize = 60;
 
 /// A client's expression for the whole text, ready to stand between the slashes of a Lark terminal.
 pub(crate) fn whole_text(expression: &str) -> Result<String, String> {
     check_repetitions(expression)?;
+    check_weight(weight(expression, Cases::Own))?;
     let unnamed = expression.replace("(?P<stop>", "(?:").replace("(?<stop>", "(?:");
     RegexBuilder::new().mk_regex(&unnamed).map_err(|cause| reason(&cause.to_string()))?;
     if unnamed.is_empty() {
@@ -60,6 +75,9 @@ pub(crate) fn from_ecma(expression: &str) -> Result<Vec<String>, String> {
     let mut rest = expression.to_owned();
     // `^(?=X)Y` says that both X and Y match from the start; `^(?!X)Y`, that X does not.
     while let Some(ahead) = rest.strip_prefix("^(?=").or_else(|| rest.strip_prefix("^(?!")) {
+        if conjuncts.len() == MOST_LOOK_AHEADS {
+            return Err(format!("more than {MOST_LOOK_AHEADS} look-aheads are not supported"));
+        }
         let end = group_end(ahead).ok_or("a group is not closed")?;
         let (inside, after) = (&ahead[..end], &ahead[end + 1..]);
         if after.starts_with(['*', '+', '?', '{']) || has_top_level_bar(after) {
@@ -80,6 +98,7 @@ pub(crate) fn from_ecma(expression: &str) -> Result<Vec<String>, String> {
 fn checked(expressions: Vec<String>) -> Result<Vec<String>, String> {
     for expression in &expressions {
         check_repetitions(expression)?;
+        check_weight(weight(expression, Cases::Own))?;
         RegexBuilder::new().mk_regex_for_serach(expression).map_err(|cause| reason(&cause.to_string()))?;
     }
     Ok(expressions)
@@ -119,6 +138,71 @@ fn check_repetitions(expression: &str) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+pub(crate) fn check_weight(weight: usize) -> Result<(), String> {
+    if weight > MOST_WEIGHT {
+        return Err("the expression has too many characters, sets or ranges".into());
+    }
+    Ok(())
+}
+
+/// Whether letters stand for themselves in both cases.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Cases {
+    Own,
+    Both,
+}
+
+/// What reading an expression costs, about; some thousands take a millisecond.
+pub(crate) fn weight(expression: &str, cases: Cases) -> usize {
+    let in_both = cases == Cases::Both || expression.contains("(?i");
+    let of_set = if in_both { 2 * WEIGHT_OF_SET } else { WEIGHT_OF_SET };
+    let mut weight = weight_of_text(expression, if in_both { Cases::Both } else { cases });
+    let mut options = 0;
+    let mut ranges = None;
+    let mut before = ' ';
+    for character in expression.chars() {
+        let is_escaped = before == '\\';
+        match (character, &mut ranges) {
+            ('p' | 'P' | 'w' | 'W' | 'd' | 'D' | 's' | 'S', _) if is_escaped => weight += of_set,
+            (_, Some(ranges)) if is_escaped => *ranges += 1,
+            (_, None) if is_escaped => {}
+            (']', Some(count)) => {
+                weight = weight.saturating_add(squared(*count, RANGES_OF_WEIGHT));
+                ranges = None;
+            }
+            (_, Some(ranges)) => *ranges += 1,
+            ('[', None) => {
+                weight += WEIGHT_OF_SEVERAL;
+                ranges = Some(0);
+            }
+            ('.', None) => weight += WEIGHT_OF_SEVERAL,
+            ('*' | '{', None) => options += 1,
+            ('?', None) if before != '(' => options += 1,
+            _ => {}
+        }
+        before = if is_escaped { ' ' } else { character };
+    }
+    weight.saturating_add(squared(options, OPTIONS_OF_WEIGHT))
+}
+
+/// The weight of a text that stands for itself.
+pub(crate) fn weight_of_text(text: &str, cases: Cases) -> usize {
+    match cases {
+        Cases::Own => text.len(),
+        Cases::Both => text.len() * WEIGHT_OF_CASES,
+    }
+}
+
+/// The weight of what takes the square of how many there are.
+pub(crate) fn squared(count: usize, of_weight: usize) -> usize {
+    (count / of_weight).saturating_mul(count / of_weight)
+}
+
+/// The weight of what may be left out, so often, in one terminal.
+pub(crate) fn weight_of_options(count: usize) -> usize {
+    squared(count, OPTIONS_OF_WEIGHT)
 }
 
 /// Where the group ends whose inside `text` starts with: the byte of its parenthesis.
@@ -236,7 +320,10 @@ impl Reader {
 /// The length of `n}`, `n,}` or `n,m}` here, if it is one.
 fn repetition(from: &Reader) -> Option<usize> {
     let rest = &from.characters[from.at..];
-    let end = rest.iter().position(|&character| character == '}')?;
+    let end = rest.iter().position(|&character| !(character.is_ascii_digit() || character == ','))?;
+    if rest[end] != '}' {
+        return None;
+    }
     let inside: String = rest[..end].iter().collect();
     let (least, most) = inside.split_once(',').unwrap_or((&inside, ""));
     let digits = |text: &str| text.chars().all(|digit| digit.is_ascii_digit());
@@ -545,6 +632,43 @@ mod tests {
         assert!(ecma(r"^(?!(?:no|nope)$)\w+$", "not") && !ecma(r"^(?!(?:no|nope)$)\w+$", "nope"));
         assert!(ecma(r"^(?!@@)[\w@]+$", "@a@@") && !ecma(r"^(?!@@)[\w@]+$", "@@a"));
         assert!(ecma(r"^(?!(ab|a|b))\w*$", "") && !ecma(r"^(?!(ab|a|b))\w*$", "ax"));
+    }
+
+    #[test]
+    fn look_aheads_have_an_end() {
+        let expression = |count| format!("^{}a+$", "(?=a)".repeat(count));
+        assert!(from_ecma(&expression(MOST_LOOK_AHEADS)).is_ok());
+        let refused = from_ecma(&expression(MOST_LOOK_AHEADS + 1)).unwrap_err();
+        assert!(refused.contains("look-aheads"), "{refused}");
+    }
+
+    #[test]
+    fn a_brace_is_a_repetition_or_itself() {
+        assert!(ecma("^a{2}b{1,}c{0,3}$", "aabccc") && !ecma("^a{2}$", "a"));
+        for text in ["a{", "a{}", "a{,2}", "a{1,2,3}", "a{1 }", "a{x}", "a{1,{"] {
+            assert!(ecma(&format!("^{text}$"), text), "{text}");
+        }
+        assert!(ecma("^a{{2}$", "a{{"));
+        assert!(translate(&"{1".repeat(300_000)).is_ok());
+    }
+
+    #[test]
+    fn expressions_that_take_long_to_read_are_refused() {
+        let range = |at: u32| char::from_u32(0x10000 + 2 * at).unwrap();
+        for expression in [
+            r"\w".repeat(20_000),
+            r"[\p{L}]".repeat(20_000),
+            format!("(?i){}", "a".repeat(200_000)),
+            "(?:ab)*".repeat(10_000),
+            "a?".repeat(10_000),
+            format!("[{}]", (0..100_000).rev().map(range).collect::<String>()),
+        ] {
+            assert!(whole_text(&expression).is_err(), "{}", expression.len());
+        }
+        for expression in ["a".repeat(1_000_000), r"\w+ ".repeat(2_000), format!("[{}]", "a-z".repeat(2_000))]
+        {
+            assert!(check_weight(weight(&expression, Cases::Own)).is_ok(), "{}", expression.len());
+        }
     }
 
     #[test]

@@ -6,13 +6,16 @@
 //! written character by character instead, its terminals as rules. What cannot be taken over is refused, since it would let
 //! other texts through.
 
-use std::fmt::Write;
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write,
+};
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
 use crate::{
     error::{CompileError, Kind},
-    lark::quoted,
+    lark::{position, quoted},
 };
 
 /// What JSON writes with a backslash and a letter. Other control characters are not written at all: the compiler allows
@@ -64,16 +67,16 @@ pub(crate) fn lark(text: &str) -> Result<String> {
         TokenKind::Expression(hir) => ignored.contains(&at) || is_lexeme(hir),
         _ => true,
     });
-    Writer { tokens: &tokens, ignored: &ignored, in_lexemes, out: String::with_capacity(text.len() * 2) }
-        .write()
+    let out = String::with_capacity(text.len() * 2);
+    Writer { text, tokens: &tokens, ignored: &ignored, in_lexemes, out }.write()
 }
 
 type Result<T, E = CompileError> = std::result::Result<T, E>;
 
 struct Token<'a> {
     kind: TokenKind<'a>,
-    /// `line:column`.
-    place: String,
+    /// The byte where it begins.
+    at: usize,
 }
 
 enum TokenKind<'a> {
@@ -92,9 +95,9 @@ struct Reader<'a> {
     tokens: Vec<Token<'a>>,
 }
 
-fn refused(place: &str, what: &str) -> CompileError {
+fn refused(text: &str, at: usize, what: &str) -> CompileError {
     let reason = format!("{what} is not supported within a call's JSON");
-    CompileError::at(Kind::Unsupported, place, reason)
+    CompileError::at(Kind::Unsupported, position(text, at), reason)
 }
 
 impl<'a> Reader<'a> {
@@ -102,20 +105,13 @@ impl<'a> Reader<'a> {
         &self.text[self.at..]
     }
 
-    fn place(&self) -> String {
-        let before = &self.text[..self.at];
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        format!("{line}:{column}")
-    }
-
     fn refused(&self, what: &str) -> CompileError {
-        refused(&self.place(), what)
+        refused(self.text, self.at, what)
     }
 
     /// What is here up to `rest`.
     fn push(&mut self, kind: TokenKind<'a>, rest: &'a str) {
-        self.tokens.push(Token { kind, place: self.place() });
+        self.tokens.push(Token { kind, at: self.at });
         self.at = self.text.len() - rest.len();
     }
 
@@ -252,7 +248,7 @@ impl<'a> Reader<'a> {
             TokenKind::Expression(hir),
             TokenKind::Other("\n"),
         ] {
-            self.tokens.push(Token { kind, place: self.place() });
+            self.tokens.push(Token { kind, at: self.at });
         }
         Ok(())
     }
@@ -277,31 +273,27 @@ fn hexadecimal(literal: &str) -> String {
 
 /// The expressions that are ignored, where each is one character, repeated or not, written where it is ignored or as a
 /// terminal that is used nowhere else: what is ignored is repeated anyway.
-fn ignored(tokens: &[Token]) -> Vec<usize> {
+fn ignored(tokens: &[Token]) -> HashSet<usize> {
     let is_blank = |token: &Token| matches!(token.kind, TokenKind::Other(" " | "\t"));
     let of_characters = |at: usize| match &tokens.get(at)?.kind {
         TokenKind::Expression(hir) => repeated(hir).map(|_| at),
         _ => None,
     };
-    let uses = |name: &str| {
-        tokens
-            .iter()
-            .filter(|token| matches!(token.kind, TokenKind::Terminal(other) if other == name))
-            .count()
-    };
-    let mut ignored = Vec::new();
+    // How often it is there, and where first.
+    let mut terminals: HashMap<&str, (usize, usize)> = HashMap::new();
+    for (at, token) in tokens.iter().enumerate() {
+        if let TokenKind::Terminal(name) = token.kind {
+            terminals.entry(name).or_insert((0, at)).0 += 1;
+        }
+    }
+    let mut ignored = HashSet::new();
     for at in (0..tokens.len()).filter(|at| matches!(tokens[*at].kind, TokenKind::Ignore)) {
         let Some(next) = (at + 1..tokens.len()).find(|next| !is_blank(&tokens[*next])) else { continue };
         if let TokenKind::Terminal(name) = tokens[next].kind
-            && uses(name) == 2
+            && let Some((2, defined)) = terminals.get(name)
         {
-            let defined = tokens
-                .iter()
-                .position(|token| matches!(token.kind, TokenKind::Terminal(other) if other == name));
-            let body = defined.map(|defined| defined + 1).and_then(|colon| {
-                (colon..tokens.len()).find(|at| {
-                    !is_blank(&tokens[*at]) && !matches!(tokens[*at].kind, TokenKind::Other(":" | ": "))
-                })
+            let body = (defined + 1..tokens.len()).find(|at| {
+                !is_blank(&tokens[*at]) && !matches!(tokens[*at].kind, TokenKind::Other(":" | ": "))
             });
             // All of the definition.
             let ends = |at: &usize| {
@@ -358,8 +350,9 @@ fn has(class: &ClassUnicode, character: char) -> bool {
 }
 
 struct Writer<'a> {
+    text: &'a str,
     tokens: &'a [Token<'a>],
-    ignored: &'a [usize],
+    ignored: &'a HashSet<usize>,
     /// Terminals stay terminals.
     in_lexemes: bool,
     out: String,
@@ -381,13 +374,15 @@ impl Writer<'_> {
                 // It would be ignored within terminals too.
                 TokenKind::Ignore => {
                     return Err(refused(
-                        &token.place,
+                        self.text,
+                        token.at,
                         "`%ignore` beside terminals with quotes, backslashes or line ends",
                     ));
                 }
                 TokenKind::Other("&" | "[") if !self.in_lexemes => {
                     return Err(refused(
-                        &token.place,
+                        self.text,
+                        token.at,
                         "`&` or `[` beside terminals with quotes, backslashes or line ends",
                     ));
                 }
@@ -404,7 +399,7 @@ impl Writer<'_> {
                         characters(hir)
                     };
                     let what = "an expression with anchors, or with characters that JSON writes as `\\u`,";
-                    self.out.push_str(&written.ok_or_else(|| refused(&token.place, what))?);
+                    self.out.push_str(&written.ok_or_else(|| refused(self.text, token.at, what))?);
                 }
             }
         }

@@ -7,7 +7,9 @@ use std::{
 
 use crate::patient;
 use crate::synthetic::Vocabulary;
-use penstock_constraint::{Cancel, CompileError, Compiler, Grammar, Kind, Limits, MatchError, Source, Token};
+use penstock_constraint::{
+    Cancel, CompileError, Compiler, Grammar, Kind, Limits, MatchError, Part, Source, Token,
+};
 use serde_json::{Value, json};
 
 /// A vocabulary of single bytes: a text's tokens are its bytes.
@@ -315,6 +317,15 @@ fn bombs() -> Vec<(&'static str, Source)> {
         let all: Value = links.chain([("d13000".to_owned(), json!({"type": "array"}))]).collect();
         schema(json!({"$defs": all, "$ref": "#/$defs/d0"}))
     };
+    let kinds = [vec!["integer"; 90_000], vec!["number"]].concat();
+    let twice = vec![json!({"$ref": "#/$defs/a"}); 2];
+    let texts = |name: &str| (0..40_000).map(|index| format!("{name}{index}")).collect::<Vec<_>>();
+    let properties: Value = (0..1_990).map(|index| (format!("p{index}"), json!({}))).collect();
+    let with_patterns = |kind: &str| {
+        let patterns: Value = (0..4_000).map(|index| (format!("^q{index}$"), json!({}))).collect();
+        let names: Vec<String> = (0..4_000).map(|index| format!("r{index}")).collect();
+        json!({"required": names, "patternProperties": patterns, "additionalProperties": {"type": kind}})
+    };
     let wide: Value = (0..1_990)
         .map(|index| (format!("p{index}"), json!({"type": "string", "maxLength": index})))
         .collect();
@@ -419,6 +430,40 @@ fn bombs() -> Vec<(&'static str, Source)> {
             ),
         ),
         ("long lark", Source::Lark(format!("start: {}\n", "\"a\" ".repeat(200_000)))),
+        ("types", schema(json!({"type": kinds}))),
+        ("contains in contains", schema((0..30).fold(json!(true), |inner, _| json!({"contains": inner})))),
+        (
+            "references that fan out beside not",
+            schema(json!({"not": {"type": "string"}, "allOf": twice, "$defs": {"a": {"allOf": twice}}})),
+        ),
+        ("names of many", schema(json!({"propertyNames": {"enum": texts("t")}, "properties": properties}))),
+        ("demanded by many", schema(json!({"required": texts("a"), "dependentRequired": {"x": texts("b")}}))),
+        ("enums apart", schema(json!({"oneOf": [{"enum": texts("a")}, {"enum": texts("b")}]}))),
+        (
+            "patterns apart",
+            schema(
+                json!({"oneOf": [with_patterns("string"), with_patterns("integer"), with_patterns("number")]}),
+            ),
+        ),
+        (
+            "unique values",
+            schema(
+                json!({"const": (0..100_000).collect::<Vec<_>>(), "uniqueItems": true, "not": {"const": 3}}),
+            ),
+        ),
+        ("look-aheads", schema(json!({"pattern": format!("^{}b", "(?=a)".repeat(100_000))}))),
+        ("braces", schema(json!({"pattern": "{".repeat(900_000)}))),
+        ("sets", Source::Regex("\\w".repeat(400_000))),
+        ("options", Source::Regex("a?".repeat(50_000))),
+        ("rules to choose", Source::Lark(format!("start: \"a\" {}\n", "| \"a\" ".repeat(150_000)))),
+        ("sets in lark", Source::Lark(format!("start: /{}/\n", "\\w".repeat(400_000)))),
+        (
+            "spaces in a grammar within JSON",
+            Source::Parts(vec![Part::Quoted {
+                lark: format!("start: \"a\"\n{}", " ".repeat(900_000)),
+                at: "/0".into(),
+            }]),
+        ),
         ("repeated rule", Source::Lark("start: (((\"a\" | \"a\"){1,1000}){1,1000}){1,1000}\n".into())),
     ]
 }

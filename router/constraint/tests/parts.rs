@@ -241,3 +241,16 @@ fn what_a_schema_cannot_be_is_told_with_its_place() {
     let error = compile(vec![Part::Json { schema: deep, at: "/tools/0".into() }]).unwrap_err();
     assert_eq!((error.kind, error.path.as_str()), (Kind::TooDeep, "/tools/0"));
 }
+
+/// A model that may emit space without end sometimes does.
+#[test]
+fn space_before_a_marker_and_between_parts_has_an_end() {
+    let call = |space: usize| format!("{}<call>{}x", " ".repeat(space), "\n".repeat(space));
+    let grammar = compile(vec![Part::Opening("<call>".into()), Part::Space, text("x")]).unwrap();
+    assert!(accepts(&grammar, &call(0)) && accepts(&grammar, &call(8)));
+    assert!(!accepts(&grammar, &call(9)));
+    // What must not be first is not there behind more of it either.
+    let free = compile(vec![Part::Free { without: vec![], not_first: Some("<call>".into()) }]).unwrap();
+    assert!(accepts(&free, &format!("{}<cal", " ".repeat(20))));
+    assert!(!accepts(&free, &format!("{}<call>", " ".repeat(20))));
+}

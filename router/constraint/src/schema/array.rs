@@ -150,14 +150,16 @@ impl<'a> Translator<'a> {
         if least == Some(0) {
             return Ok(());
         }
+        let before = self.nodes;
         let core = self.schema(contained, &place.member("contains"))?;
+        // What it is made of is there as often.
+        self.add_nodes((self.nodes - before).saturating_mul(CONTAINS_WITHIN), place)?;
         let mut options = Vec::new();
         for index in 0..CONTAINS_WITHIN {
             let mut prefix = vec![Value::Bool(true); index];
             prefix.push(core.clone());
             options.push(json!({"type": "array", "prefixItems": prefix, "minItems": index + 1}));
         }
-        self.nodes += CONTAINS_WITHIN;
         options.push(json!({"type": ["null", "boolean", "number", "string", "object"]}));
         parts.after.push(any_of(options));
         Ok(())

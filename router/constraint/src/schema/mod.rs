@@ -19,9 +19,9 @@ use std::{cell::Cell, collections::HashMap};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    error::{CompileError, Kind},
+    error::{CompileError, Kind, LONGEST_PATH},
     limits::Limits,
-    pattern,
+    pattern::{self, Cases},
     stop::Stop,
 };
 pub(crate) use format::expression as format_expression;
@@ -43,16 +43,32 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn member(&self, key: &str) -> Self {
-        let key = key.replace('~', "~0").replace('/', "~1");
-        Place { path: format!("{}/{key}", self.path), base: self.base, depth: self.depth + 1 }
+        let mut path = self.path.clone();
+        extend(&mut path, key);
+        Place { path, base: self.base, depth: self.depth + 1 }
     }
 
     fn item(&self, key: &str, index: usize) -> Self {
-        Place { path: format!("{}/{key}/{index}", self.path), base: self.base, depth: self.depth + 1 }
+        Place { depth: self.depth + 1, ..self.member(key).member(&index.to_string()) }
     }
 
     fn refuse(&self, kind: Kind, reason: impl Into<String>) -> CompileError {
         CompileError::at(kind, self.path.clone(), reason)
+    }
+}
+
+/// Adds a key to a JSON pointer, as far as errors show it: each schema has a pointer, and a key may be most of the source.
+fn extend(pointer: &mut String, key: &str) {
+    if pointer.len() > LONGEST_PATH {
+        return;
+    }
+    pointer.push('/');
+    for character in key.chars().take(LONGEST_PATH) {
+        match character {
+            '~' => pointer.push_str("~0"),
+            '/' => pointer.push_str("~1"),
+            other => pointer.push(other),
+        }
     }
 }
 
@@ -65,7 +81,7 @@ pub(crate) fn to_core(root: &Value, limits: &Limits, stop: &Stop) -> Result<Valu
 
 fn translate(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
     let mut translator = Translator {
-        document: Document::read(root),
+        document: Document::read(root)?,
         limits,
         stop,
         nodes: 0,
@@ -76,6 +92,8 @@ fn translate(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
             .any(|draft| root.get("$schema").and_then(Value::as_str).is_some_and(|uri| uri.contains(draft))),
         divisors: Vec::new(),
         steps: Cell::new(logic::STEPS),
+        work: Cell::new(logic::WORK),
+        weight: 0,
     };
     let place = Place { path: String::new(), base: root, depth: 0 };
     let core = match translator.schema(root, &place)? {
@@ -116,6 +134,10 @@ struct Translator<'a> {
     names: HashMap<*const Value, usize>,
     /// What is left for telling schemas apart.
     steps: Cell<usize>,
+    /// What may still be done before the clock is asked.
+    work: Cell<usize>,
+    /// Of all expressions together.
+    weight: usize,
     /// Up to draft 7, what stands beside a `$ref` is ignored.
     ref_stands_alone: bool,
     /// Every `multipleOf`, as an integer and a power of ten below it.
@@ -166,13 +188,7 @@ impl Parts {
 impl<'a> Translator<'a> {
     /// The core of `schema`; called for the source's schemas and for those made of them.
     fn schema(&mut self, schema: &Value, place: &Place<'a>) -> Result<Value> {
-        self.nodes += 1;
-        if self.nodes > self.limits.schema_nodes {
-            return Err(place.refuse(
-                Kind::TooLarge,
-                format!("the schema is made of more than {} schemas", self.limits.schema_nodes),
-            ));
-        }
+        self.add_nodes(1, place)?;
         if self.nodes.is_multiple_of(64) {
             self.stop.check(self.limits)?;
         }
@@ -245,9 +261,7 @@ impl<'a> Translator<'a> {
                 }
                 "pattern" => {
                     let text = value.as_str().ok_or_else(|| invalid(&here(), "a string"))?;
-                    let mut conjuncts = pattern::from_ecma(text)
-                        .map_err(|reason| here().refuse(Kind::Unsupported, reason))?
-                        .into_iter();
+                    let mut conjuncts = self.expressions(text, &here())?.into_iter();
                     parts.own.insert(key.clone(), conjuncts.next().unwrap_or_default().into());
                     parts.after.extend(conjuncts.map(|conjunct| json!({"pattern": conjunct})));
                 }
@@ -317,6 +331,38 @@ impl<'a> Translator<'a> {
         }
         parts.after.extend(bounds::with_beginnings(&mut parts.own));
         Ok(parts.join())
+    }
+
+    fn add_nodes(&mut self, count: usize, place: &Place<'a>) -> Result<()> {
+        self.nodes = self.nodes.saturating_add(count);
+        if self.nodes > self.limits.schema_nodes {
+            return Err(place.refuse(
+                Kind::TooLarge,
+                format!("the schema is made of more than {} schemas", self.limits.schema_nodes),
+            ));
+        }
+        Ok(())
+    }
+
+    fn add_weight(&mut self, weight: usize, place: &Place<'a>) -> Result<()> {
+        self.weight = self.weight.saturating_add(weight);
+        pattern::check_weight(self.weight).map_err(|_| {
+            place.refuse(Kind::TooLarge, "the schema's expressions have too many characters, sets or ranges")
+        })
+    }
+
+    /// An expression that may match anywhere, as some that must all match.
+    fn expressions(&mut self, text: &str, place: &Place<'a>) -> Result<Vec<String>> {
+        let refused = |reason| place.refuse(Kind::Unsupported, reason);
+        let expressions = pattern::from_ecma(text).map_err(refused)?;
+        // Each is read again by llguidance.
+        let weight: usize =
+            expressions.iter().map(|expression| pattern::weight(expression, Cases::Own)).sum();
+        self.add_weight(weight, place)?;
+        if !self.is_in_time(weight) {
+            self.stop.check(self.limits)?;
+        }
+        Ok(expressions)
     }
 
     fn reference(&mut self, key: &str, value: &Value, place: &Place<'a>) -> Result<Value> {
@@ -392,10 +438,11 @@ fn types(value: &Value, place: &Place<'_>) -> Result<Value> {
     if let Some(unknown) = names.iter().find(|name| !TYPES.contains(name)) {
         return Err(place.refuse(Kind::Invalid, format!("there is no type {unknown:?}")));
     }
+    let has_numbers = names.contains(&"number");
     let mut kept: Vec<&str> = Vec::new();
     for name in &names {
         // A number may be an integer.
-        if !(kept.contains(name) || *name == "integer" && names.contains(&"number")) {
+        if !(kept.contains(name) || *name == "integer" && has_numbers) {
             kept.push(name);
         }
     }
@@ -484,5 +531,94 @@ mod tests {
         let error = to_core(&schema, &limits, &in_time).unwrap_err();
         assert_eq!(error.kind, Kind::Unsupported);
         assert!(error.to_string().contains("more than 1000000 comparisons"), "{error}");
+    }
+
+    /// Each schema five times in the one before it.
+    fn fanned_out(depth: usize, extra: Value) -> Value {
+        let next = |at: usize| vec![json!({"$ref": format!("#/$defs/{at}")}); 5];
+        let mut schema = json!({"allOf": next(0)});
+        for at in 0..depth {
+            let mut definition = json!({"allOf": next(at + 1)});
+            definition["properties"][format!("p{at}")] = true.into();
+            schema["$defs"][at.to_string()] = definition;
+        }
+        schema["$defs"][depth.to_string()] = json!({"type": "object"});
+        schema.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        schema
+    }
+
+    #[test]
+    fn what_fans_out_is_followed_for_some_steps_and_until_its_request_is_gone() {
+        let cases = [
+            fanned_out(15, json!({"unevaluatedProperties": false})),
+            fanned_out(22, json!({"not": {"type": "string"}})),
+            fanned_out(22, json!({"not": {"$ref": "#/$defs/0"}})),
+        ];
+        let gone = Cancel::new();
+        gone.cancel();
+        for schema in cases {
+            let limits = Limits::default();
+            let stopped = Stop::begin(gone.clone(), Duration::from_secs(600));
+            assert_eq!(to_core(&schema, &limits, &stopped).unwrap_err().kind, Kind::Cancelled, "{schema}");
+        }
+        let schema = fanned_out(15, json!({"unevaluatedProperties": false}));
+        let patient = Stop::begin(Cancel::new(), Duration::from_secs(600));
+        let error = to_core(&schema, &Limits::default(), &patient).unwrap_err();
+        assert_eq!((error.kind, error.path.as_str()), (Kind::Unsupported, "/unevaluatedProperties"));
+    }
+
+    #[test]
+    fn what_is_compared_for_one_schema_ends_with_its_request() {
+        let texts = |name: &str| (0..20_000).map(|at| format!("{name}{at}")).collect::<Vec<_>>();
+        let numbers: Vec<usize> = (0..60_000).collect();
+        let gone = Cancel::new();
+        gone.cancel();
+        for schema in [
+            json!({"oneOf": [{"enum": texts("a")}, {"enum": texts("b")}]}),
+            json!({"enum": texts("a"), "not": {"enum": texts("b")}}),
+            json!({"const": numbers, "uniqueItems": true, "not": {"const": 3}}),
+        ] {
+            let stopped = Stop::begin(gone.clone(), Duration::from_secs(600));
+            assert_eq!(to_core(&schema, &Limits::default(), &stopped).unwrap_err().kind, Kind::Cancelled);
+        }
+    }
+
+    #[test]
+    fn opposites_that_grow_with_each_reference_are_given_up() {
+        let next = |at: usize| vec![json!({"$ref": format!("#/$defs/{at}")}); 10];
+        let schema = json!({"not": {"allOf": next(0)}, "$defs": {
+            "0": {"allOf": next(1)}, "1": {"allOf": next(2)}, "2": {"not": {"const": "x".repeat(200_000)}},
+        }});
+        let patient = Stop::begin(Cancel::new(), Duration::from_secs(600));
+        assert_eq!(to_core(&schema, &Limits::default(), &patient).unwrap_err().kind, Kind::Unsupported);
+    }
+
+    #[test]
+    fn what_stands_in_several_places_counts_in_each() {
+        let nested = |depth| {
+            (0..depth)
+                .fold(json!({"type": "integer"}), |inner, _| json!({"type": "array", "contains": inner}))
+        };
+        let core = |schema: &Value| {
+            to_core(schema, &Limits::default(), &Stop::begin(Cancel::new(), Duration::from_secs(600)))
+        };
+        assert!(core(&nested(3)).is_ok());
+        assert_eq!(core(&nested(30)).unwrap_err().kind, Kind::TooLarge);
+    }
+
+    #[test]
+    fn a_list_of_types_may_be_long() {
+        let mut kinds = vec!["integer"; 100_000];
+        kinds.push("number");
+        let place = Place { path: String::new(), base: &Value::Null, depth: 0 };
+        assert_eq!(types(&kinds.into(), &place).unwrap(), json!("number"));
+    }
+
+    #[test]
+    fn a_path_is_no_longer_than_an_error_shows() {
+        let place = Place { path: String::new(), base: &Value::Null, depth: 0 };
+        assert_eq!(place.member("a/b").item("~", 3).path, "/a~1b/~0/3");
+        let deep = (0..100).fold(place, |place, _| place.member(&"k".repeat(100_000)));
+        assert!((LONGEST_PATH + 1..500).contains(&deep.path.len()), "{}", deep.path.len());
     }
 }

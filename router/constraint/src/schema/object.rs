@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use llguidance::derivre::RegexBuilder;
+use llguidance::derivre::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use super::{Parts, Place, Result, Translator, any_of, count, invalid};
@@ -17,6 +17,13 @@ const ITEMS_OF_OPTIONAL: usize = 4;
 const ITEMS_BESIDE: usize = 200;
 /// Steps for a name to be matched by a pattern.
 const MATCH_FUEL: u64 = 10_000;
+/// Bytes of a name that are matched between two looks at what is left, and the work that they are: each may be a new state.
+const MATCHED_AT_ONCE: usize = 16;
+const WORK_OF_MATCH: usize = 4_096;
+/// So much of a pattern weighs one where a name stands beside it.
+const PATTERN_OF_WEIGHT: usize = 16;
+/// The work of an expression beside its length.
+const WORK_OF_PATTERN: usize = 64;
 
 /// The keywords as they were read, before they are written.
 struct Object {
@@ -47,6 +54,9 @@ impl<'a> Translator<'a> {
             self.property_names(named, &mut object, &place.member("propertyNames"))?;
         }
 
+        // llguidance reads the patterns again for each name.
+        let read: usize = object.patterns.keys().map(String::len).sum();
+        self.add_weight(read.saturating_mul(object.properties.len()) / PATTERN_OF_WEIGHT, place)?;
         for name in std::mem::take(&mut object.excluded) {
             object.properties.insert(name, Value::Bool(false));
         }
@@ -146,9 +156,9 @@ impl<'a> Translator<'a> {
                         && !texts.iter().any(|text| object.properties.contains_key(*text)) =>
                 {
                     object.excluded.extend(texts.into_iter().map(str::to_owned));
-                    single(&rest, &here)?
+                    self.single(&rest, &here)?
                 }
-                _ => single(expression, &here)?,
+                _ => self.single(expression, &here)?,
             };
             let core = match cores.remove(&expression) {
                 Some(other) => super::all_of(vec![other, core]),
@@ -181,7 +191,7 @@ impl<'a> Translator<'a> {
             return Ok(None);
         };
         let here = place.member("unevaluatedProperties");
-        let mut names = Vec::new();
+        let mut names = Map::new();
         if !self.evaluated(members, &mut names, place, 0) {
             return Err(here.refuse(
                 Kind::Unsupported,
@@ -190,19 +200,18 @@ impl<'a> Translator<'a> {
         }
         let core = self.schema(unevaluated, &here)?;
         let own = members.get("properties").and_then(Value::as_object);
-        let others: Vec<String> =
-            names.into_iter().filter(|name| own.is_none_or(|own| !own.contains_key(name))).collect();
-        if others.is_empty() {
+        // Beside, so that the order of the properties stays that of the schemas which define them.
+        let is_other = |(name, _): &(String, Value)| own.is_none_or(|own| !own.contains_key(name));
+        let mut all: Map<String, Value> = names.into_iter().filter(is_other).collect();
+        if all.is_empty() {
             return Ok(Some(core));
         }
-        // Beside, so that the order of the properties stays that of the schemas which define them.
-        let mut all: Map<String, Value> = others.into_iter().map(|name| (name, Value::Bool(true))).collect();
         all.extend(own.into_iter().flatten().map(|(name, _)| (name.clone(), Value::Bool(true))));
         let mut closed = json!({"properties": all, "additionalProperties": core});
         if let Some(patterns) = members.get("patternProperties").and_then(Value::as_object) {
             let open: Result<Map<String, Value>> = patterns
                 .keys()
-                .map(|expression| Ok((single(expression, &here)?, Value::Bool(true))))
+                .map(|expression| Ok((self.single(expression, &here)?, Value::Bool(true))))
                 .collect();
             closed["patternProperties"] = Value::Object(open?);
         }
@@ -214,11 +223,12 @@ impl<'a> Translator<'a> {
     fn evaluated(
         &self,
         members: &Map<String, Value>,
-        names: &mut Vec<String>,
+        names: &mut Map<String, Value>,
         place: &Place<'a>,
         depth: usize,
     ) -> bool {
         if depth > 16
+            || !self.step()
             || [
                 "anyOf",
                 "oneOf",
@@ -239,7 +249,14 @@ impl<'a> Translator<'a> {
             return false;
         }
         if let Some(properties) = members.get("properties").and_then(Value::as_object) {
-            names.extend(properties.keys().cloned());
+            if !self.works(properties.len()) {
+                return false;
+            }
+            for name in properties.keys() {
+                if !names.contains_key(name) {
+                    names.insert(name.clone(), Value::Bool(true));
+                }
+            }
         }
         let mut within = |schema: &Value, place: &Place<'a>| {
             schema.as_object().is_none_or(|members| self.evaluated(members, names, place, depth + 1))
@@ -282,7 +299,7 @@ impl<'a> Translator<'a> {
                 }
                 for (key, value) in members {
                     match (key.as_str(), value) {
-                        ("pattern", Value::String(text)) => expressions.push(single(text, place)?),
+                        ("pattern", Value::String(text)) => expressions.push(self.single(text, place)?),
                         ("format", Value::String(name)) => {
                             expressions
                                 .extend(super::format::expression(name).map(|text| format!("^(?:{text})$")));
@@ -322,8 +339,11 @@ impl<'a> Translator<'a> {
         if !object.patterns.is_empty() {
             return Err(refused("not supported beside `patternProperties`"));
         }
+        let too_complex = || refused("the pattern is too complex");
+        let mut matcher = NamePattern::new(expression).ok_or_else(too_complex)?;
         for (name, core) in &mut object.properties {
-            if !is_match(expression, name).ok_or_else(|| refused("the pattern is too complex"))? {
+            let matches = matcher.matches(name, || self.is_in_time(WORK_OF_MATCH));
+            if !matches.ok_or_else(too_complex)? {
                 *core = Value::Bool(false);
             }
         }
@@ -414,6 +434,34 @@ impl<'a> Translator<'a> {
         if options.len() > MOST_COMBINATIONS { Err(too_many()) } else { Ok(Counts::Written(options)) }
     }
 
+    /// An expression for names; of several conditions only one can be a key of `patternProperties`.
+    fn single(&mut self, expression: &str, place: &Place<'a>) -> Result<String> {
+        let mut conjuncts = self.expressions(expression, place)?;
+        match (conjuncts.pop(), conjuncts.is_empty()) {
+            (Some(one), true) => Ok(one),
+            _ => Err(place.refuse(Kind::Unsupported, "a look-ahead is not supported here")),
+        }
+    }
+
+    /// Whether none of these `patternProperties` can apply to a name. What is not printable ASCII is left undecided: there the
+    /// expressions match less than those of the source.
+    pub(super) fn no_pattern_matches(&self, patterns: &Value, name: &str) -> bool {
+        if !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+            return false;
+        }
+        let misses = |pattern: &String| {
+            if !self.works(WORK_OF_PATTERN + pattern.len()) {
+                return false;
+            }
+            let conjuncts = pattern::from_ecma(pattern).unwrap_or_default();
+            conjuncts.iter().any(|conjunct| {
+                let Some(mut conjunct) = NamePattern::new(conjunct) else { return false };
+                conjunct.matches(name, || self.works(WORK_OF_MATCH)) == Some(false)
+            })
+        };
+        patterns.as_object().is_some_and(|patterns| patterns.keys().all(misses))
+    }
+
     /// A property that brings conditions with it: it is absent, or they hold.
     pub(super) fn dependencies(
         &mut self,
@@ -424,7 +472,8 @@ impl<'a> Translator<'a> {
     ) -> Result<()> {
         let dependencies = value.as_object().ok_or_else(|| invalid(place, "an object"))?;
         let required = members.get("required").and_then(Value::as_array);
-        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|other| other == name));
+        let required: HashSet<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
+        let is_required = |name: &str| required.contains(name);
         for (name, dependency) in dependencies {
             let here = place.member(name);
             let then = match dependency {
@@ -477,16 +526,6 @@ fn names(value: Option<&Value>, place: &Place<'_>) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// An expression for names; of several conditions only one can be a key of `patternProperties`.
-fn single(expression: &str, place: &Place<'_>) -> Result<String> {
-    let mut conjuncts =
-        pattern::from_ecma(expression).map_err(|reason| place.refuse(Kind::Unsupported, reason))?;
-    match (conjuncts.pop(), conjuncts.is_empty()) {
-        (Some(one), true) => Ok(one),
-        _ => Err(place.refuse(Kind::Unsupported, "a look-ahead is not supported here")),
-    }
-}
-
 /// The strings of a schema that is a list of values and nothing else.
 fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
     let members = schema.as_object().filter(|members| members.len() == 1)?;
@@ -498,22 +537,29 @@ fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
     Some(values.iter().filter_map(Value::as_str).collect())
 }
 
-/// Whether none of these `patternProperties` can apply to a name. What is not printable ASCII is left undecided: there the
-/// expressions match less than those of the source.
-pub(super) fn no_pattern_matches(patterns: &Value, name: &str) -> bool {
-    if !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
-        return false;
-    }
-    let misses = |pattern: &String| {
-        let conjuncts = pattern::from_ecma(pattern).unwrap_or_default();
-        conjuncts.iter().any(|conjunct| is_match(conjunct, name) == Some(false))
-    };
-    patterns.as_object().is_some_and(|patterns| patterns.keys().all(misses))
-}
+/// A core's expression that names are matched by.
+struct NamePattern(Regex);
 
-/// Whether a core's expression matches a name; None where that takes too long.
-fn is_match(expression: &str, name: &str) -> Option<bool> {
-    let mut builder = RegexBuilder::new();
-    let expression = builder.mk_regex_for_serach(expression).ok()?;
-    Some(builder.to_regex_limited(expression, MATCH_FUEL).ok()?.is_match(name))
+impl NamePattern {
+    /// None for one that takes too long.
+    fn new(expression: &str) -> Option<NamePattern> {
+        let mut builder = RegexBuilder::new();
+        let expression = builder.mk_regex_for_serach(expression).ok()?;
+        builder.into_regex_limited(expression, MATCH_FUEL).ok().map(NamePattern)
+    }
+
+    /// None where `goes_on`, which is asked now and then, says no.
+    fn matches(&mut self, name: &str, mut goes_on: impl FnMut() -> bool) -> Option<bool> {
+        let mut state = self.0.initial_state();
+        for bytes in name.as_bytes().chunks(MATCHED_AT_ONCE) {
+            if !goes_on() {
+                return None;
+            }
+            state = self.0.transition_bytes(state, bytes);
+            if state.is_dead() {
+                return Some(false);
+            }
+        }
+        Some(self.0.lookahead_len_for_state(state).is_some())
+    }
 }

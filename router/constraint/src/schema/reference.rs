@@ -1,11 +1,14 @@
 //! What a `$ref` means: a place in the same document, by pointer, anchor or `$id`. Nothing is ever fetched.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, rc::Rc};
 
 use serde_json::Value;
 
-use super::{Place, Result, invalid};
-use crate::error::Kind;
+use super::{Place, Result, extend, invalid};
+use crate::error::{CompileError, Kind};
+
+/// The longest URI of a resource. Each is kept, and most of it may be that of a resource around it.
+const LONGEST_URI: usize = 1_000;
 
 /// A schema that is referred to.
 #[derive(Clone)]
@@ -23,9 +26,9 @@ pub(super) struct Document<'a> {
     /// By name; None where two schemas have it.
     anchors: HashMap<&'a str, Option<Target<'a>>>,
     /// Absolute, without a fragment.
-    resources: HashMap<String, Target<'a>>,
+    resources: HashMap<Rc<str>, Target<'a>>,
     /// A resource's absolute URI and itself, by the address of its value.
-    by_address: HashMap<*const Value, (String, Target<'a>)>,
+    by_address: HashMap<*const Value, (Rc<str>, Target<'a>)>,
     has_recursive_anchor: bool,
 }
 
@@ -37,7 +40,7 @@ fn own_uri(value: &Value) -> Option<&str> {
 
 impl<'a> Document<'a> {
     /// Reads the names. The source's depth is limited before.
-    pub(super) fn read(root: &'a Value) -> Document<'a> {
+    pub(super) fn read(root: &'a Value) -> Result<Document<'a>> {
         let mut document = Document {
             root,
             anchors: HashMap::new(),
@@ -46,47 +49,67 @@ impl<'a> Document<'a> {
             has_recursive_anchor: false,
         };
         let whole = Target { value: root, pointer: String::new(), base: root };
-        document.by_address.insert(root, (own_uri(root).unwrap_or_default().to_owned(), whole));
-        let mut todo: Vec<(&'a Value, String, &'a Value)> = vec![(root, String::new(), root)];
-        while let Some((value, pointer, mut base)) = todo.pop() {
-            match value {
-                Value::Object(members) => {
-                    if let Some(id) = own_uri(value) {
-                        let uri = joined(document.uri_of(base), id);
-                        base = value;
-                        let target = Target { value, pointer: pointer.clone(), base };
-                        document.by_address.insert(value, (uri.clone(), target.clone()));
-                        document.resources.entry(uri).or_insert(target);
+        document.by_address.insert(root, (own_uri(root).unwrap_or_default().into(), whole));
+        document.names(root, &mut String::new(), root)?;
+        Ok(document)
+    }
+
+    /// Takes in the names within a value, the last one first. The place in `pointer` is one for all, since of a name on the way each value
+    /// below would have a copy.
+    fn names(&mut self, value: &'a Value, pointer: &mut String, mut base: &'a Value) -> Result<()> {
+        match value {
+            Value::Object(members) => {
+                let target = |base| Target { value, pointer: pointer.clone(), base };
+                if let Some(id) = own_uri(value) {
+                    let uri: Rc<str> = joined(self.uri_of(base), id).into();
+                    if uri.len() > LONGEST_URI {
+                        let reason = format!("`$id` is a URI of more than {LONGEST_URI} bytes");
+                        return Err(CompileError::at(Kind::TooLarge, pointer.clone(), reason));
                     }
-                    let old =
-                        ["$id", "id"].iter().filter_map(|key| members.get(*key)?.as_str()?.strip_prefix('#'));
-                    let new =
-                        ["$anchor", "$dynamicAnchor"].iter().filter_map(|key| members.get(*key)?.as_str());
-                    for name in old.chain(new) {
-                        let target = Target { value, pointer: pointer.clone(), base };
-                        document
-                            .anchors
-                            .entry(name)
-                            .and_modify(|known| *known = None)
-                            .or_insert(Some(target));
-                    }
-                    document.has_recursive_anchor |= members.contains_key("$recursiveAnchor");
-                    for (key, member) in members {
-                        if !matches!(key.as_str(), "enum" | "const" | "default" | "examples") {
-                            let key = key.replace('~', "~0").replace('/', "~1");
-                            todo.push((member, format!("{pointer}/{key}"), base));
-                        }
+                    base = value;
+                    self.by_address.insert(value, (uri.clone(), target(base)));
+                    self.resources.entry(uri).or_insert_with(|| target(base));
+                }
+                let old =
+                    ["$id", "id"].iter().filter_map(|key| members.get(*key)?.as_str()?.strip_prefix('#'));
+                let new = ["$anchor", "$dynamicAnchor"].iter().filter_map(|key| members.get(*key)?.as_str());
+                for name in old.chain(new) {
+                    self.anchors
+                        .entry(name)
+                        .and_modify(|known| *known = None)
+                        .or_insert_with(|| Some(target(base)));
+                }
+                self.has_recursive_anchor |= members.contains_key("$recursiveAnchor");
+                for (key, member) in members.iter().rev() {
+                    if !matches!(key.as_str(), "enum" | "const" | "default" | "examples") {
+                        self.names_below(key, member, pointer, base)?;
                     }
                 }
-                Value::Array(items) => {
-                    for (index, item) in items.iter().enumerate() {
-                        todo.push((item, format!("{pointer}/{index}"), base));
-                    }
-                }
-                _ => {}
             }
+            Value::Array(items) => {
+                for (index, item) in items.iter().enumerate().rev() {
+                    self.names_below(&index.to_string(), item, pointer, base)?;
+                }
+            }
+            _ => {}
         }
-        document
+        Ok(())
+    }
+
+    fn names_below(
+        &mut self,
+        key: &str,
+        value: &'a Value,
+        pointer: &mut String,
+        base: &'a Value,
+    ) -> Result<()> {
+        if value.is_object() || value.is_array() {
+            let length = pointer.len();
+            extend(pointer, key);
+            self.names(value, pointer, base)?;
+            pointer.truncate(length);
+        }
+        Ok(())
     }
 
     /// The place of a schema that is about to be read: a resource of its own is the base for what is within it.
@@ -122,7 +145,7 @@ impl<'a> Document<'a> {
             self.by_address[&std::ptr::from_ref(place.base)].1.clone()
         } else {
             let absolute = joined(self.uri_of(place.base), uri);
-            self.resources.get(&absolute).cloned().ok_or_else(|| {
+            self.resources.get(absolute.as_str()).cloned().ok_or_else(|| {
                 place.refuse(
                     Kind::Unsupported,
                     format!("`$ref` {reference:?} is outside of the schema; it is not fetched"),
@@ -155,7 +178,7 @@ impl<'a> Document<'a> {
                 Value::Array(items) => items.get(key.parse::<usize>().ok()?)?,
                 _ => return None,
             };
-            target.pointer = format!("{}/{part}", target.pointer);
+            extend(&mut target.pointer, &key);
             // A resource on the way is the base of what is within; at the end, `enter` sees to it.
             if own_uri(target.value).is_some()
                 && self.by_address.contains_key(&std::ptr::from_ref(target.value))
@@ -225,5 +248,34 @@ mod tests {
     fn fragments_are_decoded() {
         assert_eq!(percent_decoded("/a%20b%25").as_deref(), Some("/a b%"));
         assert_eq!(percent_decoded("/%ff"), None);
+    }
+
+    #[test]
+    fn names_are_found_with_their_places() {
+        let root = serde_json::json!({
+            "$id": "http://a.b/c", "$defs": {"x/y": {"$anchor": "one"}, "z": [{"$id": "d", "items": {"$anchor": "two"}}]},
+            "enum": [{"$anchor": "none"}],
+        });
+        let document = Document::read(&root).unwrap();
+        let pointer = |reference: &str| document.find(reference, &root).map(|target| target.pointer);
+        assert_eq!(pointer("#one").as_deref(), Some("/$defs/x~1y"));
+        assert_eq!(pointer("#two").as_deref(), Some("/$defs/z/0/items"));
+        assert_eq!(pointer("d").as_deref(), Some("/$defs/z/0"));
+        assert_eq!(pointer("#none"), None);
+    }
+
+    /// Each of the names lies within it.
+    #[test]
+    fn a_long_key_or_uri_is_not_kept_for_each_name_below() {
+        let names: Value =
+            (0..1_000).map(|at| (at.to_string(), serde_json::json!({"$anchor": format!("a{at}")}))).collect();
+        let mut root = serde_json::json!({});
+        root["k".repeat(100_000)] = names;
+        let document = Document::read(&root).unwrap();
+        let kept: usize = document.anchors.values().flatten().map(|target| target.pointer.len()).sum();
+        assert!(document.anchors.len() == 1_000 && kept < 1_000_000, "{kept} bytes");
+        let root = serde_json::json!({"items": {"$id": format!("http://a/{}/b", "k".repeat(2_000)), "items": {"$id": "c"}}});
+        let error = Document::read(&root).err().map(|error| (error.kind, error.path));
+        assert_eq!(error, Some((Kind::TooLarge, "/items".into())));
     }
 }

@@ -1,12 +1,11 @@
 //! Whether two schemas are apart: true only if no value matches both.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value};
 
 use super::values::{kinds_of, range_of, same, values_of};
-use super::{DEPTH, KINDS, Place, SILENT, Translator};
-use crate::schema::object::no_pattern_matches;
+use super::{DEPTH, KINDS, Place, SILENT, Translator, breadth};
 
 /// A schema, and the resource that its references are relative to.
 type Located<'v, 'a> = (&'v Value, &'a Value);
@@ -55,6 +54,9 @@ impl<'a> Translator<'a> {
         }
         let empty = Map::new();
         let (first, second) = (one.0.as_object().unwrap_or(&empty), other.0.as_object().unwrap_or(&empty));
+        if !self.works(breadth(first) + breadth(second)) {
+            return false;
+        }
         let (own_kinds, other_kinds) = (kinds_of(first), kinds_of(second));
         let in_both = |kind: &&str| own_kinds.contains(kind) && other_kinds.contains(kind);
         let shared: BTreeSet<&str> = scope.kinds.iter().copied().filter(in_both).collect();
@@ -84,6 +86,7 @@ impl<'a> Translator<'a> {
                 }
             }
             if let (Some(Value::Object(not)), Some(theirs)) = (members.get("not"), that.0.as_object())
+                && self.works(breadth(not))
                 && demands_all(theirs, not)
             {
                 return true;
@@ -91,7 +94,9 @@ impl<'a> Translator<'a> {
         }
 
         if let (Some(values), Some(others)) = (values_of(first), values_of(second)) {
-            return !values.iter().any(|value| others.iter().any(|other| same(value, other)));
+            let may_be_there =
+                |value: &&Value| !self.works(others.len()) || others.iter().any(|other| same(value, other));
+            return !values.iter().any(may_be_there);
         }
         for (schema, values) in [(other, values_of(first)), (one, values_of(second))] {
             let refused = |value: &&Value| self.accepts(schema.0, value, schema.1, 0) == Some(false);
@@ -130,8 +135,8 @@ impl<'a> Translator<'a> {
         names.extend(required(second));
         names.extend(demanded.iter().map(|name| name.to_string()));
         names.iter().any(|name| {
-            let mine = (property_of(first, name), one.1);
-            let theirs = (property_of(second, name), other.1);
+            let mine = (self.property_of(first, name), one.1);
+            let theirs = (self.property_of(second, name), other.1);
             self.apart(mine, theirs, &Scope::everything(), depth + 1)
         })
     }
@@ -150,6 +155,17 @@ impl<'a> Translator<'a> {
             return false;
         }
         self.apart((&one.0["items"], one.1), (&other.0["items"], other.1), &Scope::everything(), depth + 1)
+    }
+
+    /// What a schema says of a property, as far as its own keywords do.
+    fn property_of<'v>(&self, members: &'v Map<String, Value>, name: &str) -> &'v Value {
+        let property = members.get("properties").and_then(|properties| properties.get(name));
+        match (property, members.get("patternProperties"), members.get("additionalProperties")) {
+            (Some(property), _, _) => property,
+            (None, None, Some(additional)) => additional,
+            (None, Some(patterns), Some(additional)) if self.no_pattern_matches(patterns, name) => additional,
+            _ => &ANYTHING,
+        }
     }
 }
 
@@ -173,17 +189,6 @@ fn lengths_apart(one: &Map<String, Value>, other: &Map<String, Value>, least: &s
     over(one, other) || over(other, one)
 }
 
-/// What a schema says of a property, as far as its own keywords do.
-fn property_of<'v>(members: &'v Map<String, Value>, name: &str) -> &'v Value {
-    let property = members.get("properties").and_then(|properties| properties.get(name));
-    match (property, members.get("patternProperties"), members.get("additionalProperties")) {
-        (Some(property), _, _) => property,
-        (None, None, Some(additional)) => additional,
-        (None, Some(patterns), Some(additional)) if no_pattern_matches(patterns, name) => additional,
-        _ => &ANYTHING,
-    }
-}
-
 /// Whether `not`, which only demands properties, is met by whatever meets `members`.
 fn demands_all(members: &Map<String, Value>, not: &Map<String, Value>) -> bool {
     let is_object = members.get("type").is_some_and(|kind| kind == "object");
@@ -191,9 +196,12 @@ fn demands_all(members: &Map<String, Value>, not: &Map<String, Value>) -> bool {
         // Anything but an object meets `required`, so the type matters only where `not` names it.
         key == "required" || key == "type" && value == "object" && is_object || SILENT.contains(&key.as_str())
     });
-    let names = |members: &Map<String, Value>| members.get("required").and_then(Value::as_array).cloned();
-    match (names(not), names(members)) {
-        (Some(refused), Some(required)) => only_demands && refused.iter().all(|name| required.contains(name)),
+    match (required_by(not), required_by(members)) {
+        (Some(refused), Some(required)) => only_demands && refused.is_subset(&required),
         _ => false,
     }
+}
+
+fn required_by(members: &Map<String, Value>) -> Option<HashSet<&str>> {
+    members.get("required")?.as_array()?.iter().map(Value::as_str).collect()
 }

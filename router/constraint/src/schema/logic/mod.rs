@@ -16,6 +16,12 @@ use super::{Place, Translator};
 const DEPTH: usize = 24;
 /// Steps that all of this may take for one source; after them nothing is known.
 pub(super) const STEPS: usize = 1_000_000;
+/// Of what a step writes, so many bytes take one more.
+const BYTES_OF_STEP: usize = 64;
+/// Work that a step is by itself, in values compared or read. What goes through a list is more.
+const WORK_OF_STEP: usize = 64;
+/// The clock is asked once in so much work: some milliseconds.
+pub(super) const WORK: usize = 1024 * WORK_OF_STEP;
 
 /// The kinds of values that are told apart; an integer is a number.
 pub(super) const KINDS: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
@@ -50,13 +56,58 @@ const SILENT: [&str; 26] = [
 ];
 
 impl<'a> Translator<'a> {
-    /// Takes one of the steps that are left.
-    fn step(&self) -> bool {
-        let left = self.steps.get();
-        let late = left.is_multiple_of(1024) && self.stop.check(self.limits).is_err();
-        self.steps.set(if late { 0 } else { left.saturating_sub(1) });
-        left > 0
+    /// Takes one of the steps that are left. False: none was left.
+    pub(super) fn step(&self) -> bool {
+        self.steps(1) && self.works(WORK_OF_STEP)
     }
+
+    /// Takes the steps of writing something so large.
+    fn writes(&self, bytes: usize) -> bool {
+        self.steps(bytes / BYTES_OF_STEP) && self.works(bytes)
+    }
+
+    fn steps(&self, count: usize) -> bool {
+        let left = self.steps.get();
+        self.steps.set(left.saturating_sub(count));
+        left > 0 && left >= count
+    }
+
+    /// Does work beside the steps. False: no step is left, which is so once the time is over.
+    pub(super) fn works(&self, work: usize) -> bool {
+        self.is_in_time(work) && self.steps.get() > 0
+    }
+
+    /// Counts work, and asks the clock where much was done since it was asked.
+    pub(super) fn is_in_time(&self, work: usize) -> bool {
+        let left = self.work.get().saturating_sub(work);
+        let late = left == 0 && self.stop.check(self.limits).is_err();
+        self.work.set(if left == 0 { WORK } else { left });
+        if late {
+            self.steps.set(0);
+        }
+        !late
+    }
+}
+
+/// The values, names and types that a schema's own keywords list.
+fn breadth(members: &Map<String, Value>) -> usize {
+    let entries = |key: &str| match members.get(key) {
+        Some(Value::Array(items)) => items.len(),
+        Some(Value::Object(members)) => members.len(),
+        _ => 0,
+    };
+    ["type", "enum", "required", "properties"].into_iter().map(entries).sum()
+}
+
+/// The bytes of a value, about.
+fn size(value: &Value) -> usize {
+    let within = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(size).sum(),
+        Value::Object(members) => members.iter().map(|(key, value)| key.len() + size(value)).sum(),
+        _ => 0,
+    };
+    size_of::<Value>() + within
 }
 
 pub(super) fn accepts_all(schema: &Value) -> bool {

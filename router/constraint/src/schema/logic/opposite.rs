@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::values::only_values;
-use super::{DEPTH, KINDS, Place, Translator, accepts_all, kind_of, type_names};
+use super::{DEPTH, KINDS, Place, Translator, accepts_all, breadth, kind_of, size, type_names};
 use crate::pattern;
 use crate::schema::{EXACT_INTEGERS, all_of, format};
 
@@ -81,7 +81,9 @@ impl<'a> Translator<'a> {
         let mut found = Opposite::default();
         let members = match schema {
             Value::Bool(accepts) => return Opposite::of_bool(*accepts),
-            Value::Object(members) if depth <= DEPTH && self.step() => members,
+            Value::Object(members) if depth <= DEPTH && self.step() && self.works(breadth(members)) => {
+                members
+            }
             _ => {
                 found.unwritten.push(Value::Bool(true));
                 return found;
@@ -110,8 +112,8 @@ impl<'a> Translator<'a> {
         let within = |schema: &Value| self.opposite(schema, place, depth + 1);
         match key {
             "type" => options.push(other_types(value)?),
-            "const" => options.push(other_than(std::slice::from_ref(value))?),
-            "enum" => options.push(other_than(value.as_array()?)?),
+            "const" => options.push(self.other_than(std::slice::from_ref(value))?),
+            "enum" => options.push(self.other_than(value.as_array()?)?),
             "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
                 if let Value::Number(_) = value {
                     let lower = key.ends_with("inimum");
@@ -142,14 +144,14 @@ impl<'a> Translator<'a> {
                 for name in value.as_array()? {
                     let absent: Map<String, Value> =
                         [(name.as_str()?.to_owned(), Value::Bool(false))].into_iter().collect();
-                    options.push(one_of_type("object", "properties", Value::Object(absent)));
+                    options.push(self.written(one_of_type("object", "properties", Value::Object(absent)))?);
                 }
             }
             "properties" => {
                 for (name, property) in value.as_object()? {
-                    let inner = within(property);
+                    let mut inner = within(property);
                     let with = |schema: Value| json!({"type": "object", "properties": {name: schema}, "required": [name]});
-                    found.unwritten.extend(inner.unwritten.iter().cloned().map(with));
+                    found.unwritten.extend(inner.unwritten.drain(..).map(with));
                     let negated = inner.schema();
                     if negated != Value::Bool(false) {
                         found.options.push(with(negated));
@@ -175,21 +177,21 @@ impl<'a> Translator<'a> {
                 }
                 let lists: Option<Vec<_>> = parts.iter().map(only_values).collect();
                 if let Some(lists) = lists {
-                    options.push(other_than(&lists.concat())?);
+                    options.push(self.other_than(&lists.concat())?);
                 } else if parts.len() > MOST_PARTS {
                     return None;
                 } else {
                     // None of them may hold.
                     let mut all = Vec::new();
                     for part in parts {
-                        let inner = within(part);
-                        found.unwritten.extend(inner.unwritten.iter().cloned());
+                        let mut inner = within(part);
+                        found.unwritten.append(&mut inner.unwritten);
                         all.push(inner.schema());
                     }
                     found.options.push(all_of(all));
                 }
             }
-            "not" => options.push(value.clone()),
+            "not" => options.push(self.written(value.clone())?),
             "$ref" => {
                 let target = self.document.resolve(value.as_str()?, place).ok()?;
                 // What is found there is read here, so its own references must mean the same.
@@ -210,6 +212,58 @@ impl<'a> Translator<'a> {
             _ => {}
         }
         Some(())
+    }
+
+    /// A schema for every value but these.
+    fn other_than(&self, values: &[Value]) -> Option<Value> {
+        if !self.works(values.len()) {
+            return None;
+        }
+        let mut options = Vec::new();
+        let mut kinds = KINDS.to_vec();
+        let mut texts = Vec::new();
+        let mut numbers = Vec::new();
+        let mut booleans = Vec::new();
+        for value in values {
+            match value {
+                Value::Null => {}
+                Value::Bool(value) => booleans.push(*value),
+                Value::Number(number) => {
+                    numbers.push(number.as_f64().filter(|float| float.abs() < EXACT_INTEGERS)?)
+                }
+                Value::String(text) if text.chars().count() <= pattern::LONGEST_TEXT => {
+                    texts.push(text.as_str())
+                }
+                _ => return None,
+            }
+            kinds.retain(|kind| *kind != kind_of(value));
+        }
+        if !kinds.is_empty() {
+            options.push(json!({"type": kinds}));
+        }
+        if !texts.is_empty() {
+            options.push(one_of_type("string", "pattern", pattern::other_than(&texts).into()));
+        }
+        if let [only] = booleans[..] {
+            options.push(json!({"const": !only}));
+        }
+        if !numbers.is_empty() {
+            numbers.sort_by(f64::total_cmp);
+            numbers.dedup();
+            options.push(one_of_type("number", "exclusiveMaximum", numbers[0].into()));
+            for pair in numbers.windows(2) {
+                options.push(
+                    json!({"type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": pair[1]}),
+                );
+            }
+            options.push(one_of_type("number", "exclusiveMinimum", numbers[numbers.len() - 1].into()));
+        }
+        self.written(json!({"anyOf": options}))
+    }
+
+    /// What is made for an opposite, within the steps that are left for it.
+    fn written(&self, schema: Value) -> Option<Value> {
+        self.writes(size(&schema)).then_some(schema)
     }
 }
 
@@ -257,44 +311,4 @@ fn other_types(value: &Value) -> Option<Value> {
         .filter(|kind| !(names.contains(kind) || *kind == "number" && names.contains(&"integer")))
         .collect();
     Some(if kept.is_empty() { Value::Bool(false) } else { json!({"type": kept}) })
-}
-
-/// A schema for every value but these.
-fn other_than(values: &[Value]) -> Option<Value> {
-    let mut options = Vec::new();
-    let mut kinds = KINDS.to_vec();
-    let mut texts = Vec::new();
-    let mut numbers = Vec::new();
-    let mut booleans = Vec::new();
-    for value in values {
-        match value {
-            Value::Null => {}
-            Value::Bool(value) => booleans.push(*value),
-            Value::Number(number) => {
-                numbers.push(number.as_f64().filter(|float| float.abs() < EXACT_INTEGERS)?)
-            }
-            Value::String(text) if text.chars().count() <= pattern::LONGEST_TEXT => texts.push(text.as_str()),
-            _ => return None,
-        }
-        kinds.retain(|kind| *kind != kind_of(value));
-    }
-    if !kinds.is_empty() {
-        options.push(json!({"type": kinds}));
-    }
-    if !texts.is_empty() {
-        options.push(one_of_type("string", "pattern", pattern::other_than(&texts).into()));
-    }
-    if let [only] = booleans[..] {
-        options.push(json!({"const": !only}));
-    }
-    if !numbers.is_empty() {
-        numbers.sort_by(f64::total_cmp);
-        numbers.dedup();
-        options.push(one_of_type("number", "exclusiveMaximum", numbers[0].into()));
-        for pair in numbers.windows(2) {
-            options.push(json!({"type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": pair[1]}));
-        }
-        options.push(one_of_type("number", "exclusiveMinimum", numbers[numbers.len() - 1].into()));
-    }
-    Some(json!({"anyOf": options}))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{DEPTH, KINDS, SILENT, Translator, kind_of, type_names};
+use super::{DEPTH, KINDS, SILENT, Translator, breadth, kind_of, type_names};
 use crate::schema::{Place, format};
 
 impl<'a> Translator<'a> {
@@ -14,6 +14,9 @@ impl<'a> Translator<'a> {
         let values = self.values_within(schema, place.base, 0)?;
         let mut accepted = Vec::new();
         for value in values {
+            if !self.works(accepted.len()) {
+                return None;
+            }
             if self.accepts(schema, &value, place.base, 0)? && !accepted.contains(&value) {
                 accepted.push(value);
             }
@@ -22,7 +25,7 @@ impl<'a> Translator<'a> {
     }
 
     fn values_within(&self, schema: &Value, base: &'a Value, depth: usize) -> Option<Vec<Value>> {
-        let members = schema.as_object().filter(|_| depth < DEPTH)?;
+        let members = schema.as_object().filter(|_| depth < DEPTH && self.step())?;
         if let Some(values) = values_of(members) {
             return Some(values.into_iter().cloned().collect());
         }
@@ -43,7 +46,7 @@ impl<'a> Translator<'a> {
     ) -> Option<bool> {
         let members = match schema {
             Value::Bool(accepts) => return Some(*accepts),
-            Value::Object(members) if depth < DEPTH && self.step() => members,
+            Value::Object(members) if depth < DEPTH && self.step() && self.works(breadth(members)) => members,
             _ => return None,
         };
         let within = |schema: &Value, value: &Value| self.accepts(schema, value, base, depth + 1);
@@ -53,7 +56,11 @@ impl<'a> Translator<'a> {
                 Some(answers?.into_iter().all(|accepted| accepted))
             };
             let holds = match (key.as_str(), value) {
-                ("type" | "const" | "enum" | "minLength" | "maxLength" | "required", _) => {
+                ("const", _) => same(value, assertion),
+                ("enum", _) => {
+                    assertion.as_array().is_none_or(|values| values.iter().any(|other| same(value, other)))
+                }
+                ("type" | "minLength" | "maxLength" | "required", _) => {
                     let alone: Map<String, Value> = [(key.clone(), assertion.clone())].into_iter().collect();
                     if key == "type" && value.is_number() && type_names(assertion)?.contains(&"integer") {
                         value.as_f64()?.fract() == 0.0 || type_names(assertion)?.contains(&"number")
@@ -90,9 +97,11 @@ impl<'a> Translator<'a> {
                 ("minProperties", Value::Object(own)) => own.len() as u64 >= assertion.as_u64()?,
                 ("maxProperties", Value::Object(own)) => own.len() as u64 <= assertion.as_u64()?,
                 ("uniqueItems", Value::Array(items)) => {
-                    let distinct =
-                        |index: usize| !items[..index].iter().any(|other| same(other, &items[index]));
-                    assertion != &Value::Bool(true) || (0..items.len()).all(distinct)
+                    let distinct = |index: usize| {
+                        self.works(index)
+                            .then(|| !items[..index].iter().any(|other| same(other, &items[index])))
+                    };
+                    assertion != &Value::Bool(true) || all(&mut (0..items.len()).map(distinct))?
                 }
                 ("items", Value::Array(items))
                     if !members.contains_key("prefixItems") && !assertion.is_array() =>
