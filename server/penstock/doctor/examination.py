@@ -125,7 +125,8 @@ def examine(folder: Path, question: Question) -> Report:
     try:
         if config is not None:
             is_free = question.quantize not in ("", quantization.NONE) and question.dtype == "auto"
-            named = dtype_name(config, "bfloat16" if is_free else question.dtype)
+            known = {} if report.pickled else stored or {}
+            named = dtype_name(config, "bfloat16" if is_free else question.dtype, lambda: known)
             if device is not None and device.type == "cpu":
                 named = served_dtype(config, named, question, report)
             elif device is not None:
