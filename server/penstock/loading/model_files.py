@@ -142,9 +142,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def dtype_name(
-    config: dict[str, Any], wanted: str, stored: Callable[[], Mapping[str, Stored]] = dict
-) -> str:
+def dtype_name(config: dict[str, Any], wanted: str, stored: Callable[[], Mapping[str, Stored]] = dict) -> str:
     """What --dtype stands for. `stored`: the tensors, asked for where config.json says nothing; of pickled ones none are known. Raises
     UnusableModel.
     """
