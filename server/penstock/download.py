@@ -48,6 +48,7 @@ def main() -> int:
         client.cache_folder(arguments.cache_dir),
         arguments.progress_bar,
         arguments.trust_remote_code,
+        not arguments.without_weights,
     )
     client.keep_libraries_quiet()
     bring = partial(client.download, examine=lambda folder: _problems(arguments, folder))
