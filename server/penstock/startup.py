@@ -171,9 +171,11 @@ def _loaded(
     except ImportError as error:
         raise UnusableModel(what + NEEDS_TORCH) from error
 
-    from penstock.loading.device import DTYPES, device_of
+    from penstock.loading.device import DTYPES, device_of, gpu_of
 
-    folder, device = arguments.model_dir, device_of(arguments.device, arguments.rank)
+    # Ranks that a router of another host may reach are on hosts of their own, with GPUs of their own.
+    gpu = gpu_of(arguments.rank) if arguments.address.is_remote else arguments.rank
+    folder, device = arguments.model_dir, device_of(arguments.device, gpu)
     if device.type == "cuda":
         from penstock.models import native_choice
 
