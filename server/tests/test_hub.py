@@ -217,7 +217,9 @@ def test_who_needs_no_weights_finds_the_rest_in_the_cache_and_asks_for_no_consen
     assert "pytorch_model.bin" in machine.run("owner/model").failure
     assert "lacks model.safetensors" in machine.run("owner/model", HF_HUB_OFFLINE="1").failure
     (folder / "tokenizer.json").unlink()
-    assert "lacks tokenizer.json" in machine.run("owner/model", "--without-weights", HF_HUB_OFFLINE="1").failure
+    assert (
+        "lacks tokenizer.json" in machine.run("owner/model", "--without-weights", HF_HUB_OFFLINE="1").failure
+    )
 
 
 @pytest.mark.parametrize("down", ["unreachable", "broken"])
