@@ -191,8 +191,9 @@ def _loaded(
 
         # A GPU's driver without a GPU, or a draft model that needs torch: the engine computes here, too.
         published, on_engine = named, in_bf16(named, arguments.dtype)
-        how = (arguments.model_impl, TensorGroup(arguments.rank, arguments.world_size))  # as it will be
-        if on_engine != published and native_choice.needs_torch(config, on_engine, *how) is None:
+        ranks = TensorGroup(arguments.rank, arguments.world_size)  # as they will be
+        asked = (config, on_engine, arguments.model_impl, ranks)
+        if on_engine != published and native_choice.needs_torch(*asked) is None:
             named = on_engine
             _tell_of_bf16(arguments, published)
     dtype = DTYPES[named]

@@ -499,11 +499,11 @@ def memory(
         # One more page holds zeros.
         return max(0, (free - page) // (tables.pages(context) * page + state))
 
-    whole = spare(left, device, question.memory_fraction, held, 0)
+    without_steps = spare(left, device, question.memory_fraction, held, 0)
     served = longest_that_fits(
         SHORTEST_CONTEXT,
         longest,
-        lambda context: sequences(context, whole, context) > 0,
+        lambda context: sequences(context, without_steps, context) > 0,
         lambda context: sequences(context, available(context), context) > 0,
     )
     report.cache_bytes_per_shard = available(served)
