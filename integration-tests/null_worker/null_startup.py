@@ -40,9 +40,10 @@ class NullEngine:
 
     depth = 1
 
-    def __init__(self, step_seconds: float, answers: bool) -> None:
+    def __init__(self, step_seconds: float, answers: bool, max_positions: int) -> None:
         """`answers`: this rank samples; the others' results are empty."""
         self.step_seconds = step_seconds
+        self.max_positions = max_positions
         self.answers = answers
         self.prepared = False
         self.steps = 0
@@ -52,13 +53,17 @@ class NullEngine:
         """As many pages as are asked for."""
         self.top_counts = np.zeros(request.max_slots, np.int64)
         self.prepared = True
-        tokens = request.max_cache_tokens or request.max_slots * request.max_sequence_tokens
+        longest = request.max_sequence_tokens or min(
+            self.max_positions, request.max_cache_tokens or self.max_positions
+        )
+        tokens = request.max_cache_tokens or request.max_slots * longest
         fixed = max(self.step_seconds * 1e9, 1000)
         return pb.Prepared(
             pages=min(max(tokens // BLOCK_SIZE, 1), MOST_PAGES),
             groups=[pb.CacheGroup(kind=pb.CACHE_KIND_FULL, tables=1, layers=1)],
             cost=pb.CostModel(fixed_ns=fixed, per_token_ns=1, per_context_token_ns=0),
             free_bytes=1 << 30,
+            max_sequence_tokens=longest,
         )
 
     def check(self) -> None:
@@ -149,7 +154,8 @@ def serve(
     description = description_of(config, eos_ids(config, read_json(folder, GENERATION)), arguments)
     # The first shard of the last stage.
     answers = arguments.rank == arguments.world_size - arguments.world_size // arguments.stages
-    engine = NullEngine(int(os.environ["PENSTOCK_NULL_STEP_US"]) / 1e6, answers)
+    seconds = int(os.environ["PENSTOCK_NULL_STEP_US"]) / 1e6
+    engine = NullEngine(seconds, answers, description.max_positions)
     thread = EngineThread()
     servicer = WorkerServicer(engine, engine.prepare, thread, description, ProcessExit())
     _server = listen(servicer, address)  # stops when it is collected

@@ -11,7 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::environment::Environment;
 use crate::flags::{self, ModelArgs, Refusal, WorkerArgs};
-use crate::python;
+use crate::{python, report, runtime, shards};
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -55,8 +55,11 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
     let outcome = parse(arguments).and_then(|doctor| {
         let interpreter =
             python::find(doctor.worker.python.as_deref(), environment).map_err(Refusal::Flag)?;
+        let counting = shards::count(&doctor.worker, &environment.devices, report::gpus());
+        let counted = runtime().and_then(|runtime| runtime.block_on(counting));
+        let (num_shard, _) = counted.map_err(Refusal::Flag)?;
         let mut command = Command::new(&interpreter);
-        command.args(["-P", "-m", "penstock.doctor"]).args(doctor.arguments());
+        command.args(["-P", "-m", "penstock.doctor"]).args(doctor.arguments(num_shard));
         for secret in environment.secrets_beside_the_hubs() {
             command.env_remove(secret);
         }
@@ -82,10 +85,11 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Doctor, Refusal> {
 }
 
 impl Doctor {
-    /// What `penstock.doctor` is called with.
-    fn arguments(&self) -> Vec<OsString> {
+    /// What `penstock.doctor` is called with. `num_shard`: given or counted.
+    fn arguments(&self, num_shard: u32) -> Vec<OsString> {
         let (model, worker) = (&self.model, &self.worker);
-        let stages = Some(worker.pipeline_parallel).filter(|stages| *stages > 1);
+        let several =
+            |count: u32| Some(count).filter(|count| *count > 1).map(|count| count.to_string().into());
         let optional: [(&str, Option<OsString>); 14] = [
             ("--model-id", model.model_id.as_ref().map(OsString::from)),
             ("--revision", model.revision.as_ref().map(OsString::from)),
@@ -100,8 +104,8 @@ impl Doctor {
                 worker.kv_cache_dtype.as_deref().and_then(flags::cache_dtype_name).map(OsString::from),
             ),
             ("--device", worker.device.as_ref().map(OsString::from)),
-            ("--num-shard", worker.num_shard.map(|shards| shards.to_string().into())),
-            ("--pipeline-parallel", stages.map(|stages| stages.to_string().into())),
+            ("--num-shard", several(num_shard)),
+            ("--pipeline-parallel", several(worker.pipeline_parallel)),
             ("--model-impl", worker.model_impl.map(|wanted| wanted.name().into())),
             ("--memory-fraction", Some(self.memory_fraction.to_string().into())),
         ];
@@ -122,7 +126,8 @@ mod tests {
     use super::*;
 
     fn arguments(line: &str) -> Vec<OsString> {
-        parse(line.split_whitespace().map(OsString::from)).unwrap().arguments()
+        let doctor = parse(line.split_whitespace().map(OsString::from)).unwrap();
+        doctor.arguments(doctor.worker.num_shard.unwrap_or(1))
     }
 
     #[test]
@@ -158,6 +163,8 @@ mod tests {
             ]
         );
         assert_eq!(arguments("doctor"), ["--memory-fraction", "0.9"]);
+        let counted = parse(["doctor".into()].into_iter()).unwrap().arguments(4);
+        assert_eq!(counted, ["--num-shard", "4", "--memory-fraction", "0.9"]);
         let drafting = arguments("doctor --speculate-model c/d --speculate-model-revision main");
         assert_eq!(drafting[..4], ["--speculate-model", "c/d", "--speculate-model-revision", "main"]);
     }

@@ -12,7 +12,8 @@ use penstock_core::worker::endpoint::Address;
 use penstock_router::config::RouterArgs;
 use penstock_router::limits::check_flags;
 
-use crate::log::LogArgs;
+use crate::environment::Environment;
+use crate::log::{self, LogArgs};
 use crate::remote::{self, RemoteArgs};
 use crate::tgi_flags;
 
@@ -491,6 +492,19 @@ fn parse_master_addr(text: &str) -> Result<String, String> {
 }
 
 impl Refusal {
+    /// Where a log in JSON is asked for, a refusal is an event of it; else as `report` does.
+    pub fn report_in_log(self, environment: &Environment) -> u8 {
+        let variable = std::env::var("JSON_OUTPUT").ok();
+        if let Refusal::Flag(line) = &self
+            && asks_for_json(std::env::args_os(), variable.as_deref())
+            && log::start(&LogArgs { json_output: true, log_level: "info".into() }, environment).is_ok()
+        {
+            tracing::error!("{line}");
+            return 1;
+        }
+        self.report()
+    }
+
     /// Prints it as the command's answer and returns the exit code.
     pub fn report(self) -> u8 {
         match self {
@@ -510,9 +524,25 @@ impl Refusal {
     }
 }
 
+/// Of a command line that is refused for something else. `variable`: JSON_OUTPUT.
+fn asks_for_json(mut words: impl Iterator<Item = OsString>, variable: Option<&str>) -> bool {
+    let is_on =
+        |value: &str| ["y", "yes", "t", "true", "on", "1"].contains(&value.to_ascii_lowercase().as_str());
+    words.any(|word| word == "--json-output") || variable.is_some_and(is_on)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_command_line_says_how_it_wants_to_be_told() {
+        let asks = |line: &str, variable| asks_for_json(line.split(' ').map(OsString::from), variable);
+        assert!(asks("penstock --json-output --quantize exl2", None));
+        assert!(asks("penstock --quantize exl2", Some("True")));
+        assert!(!asks("penstock --quantize exl2", Some("0")));
+        assert!(!asks("penstock --quantize --json", None));
+    }
 
     fn refused(arguments: &str) -> String {
         let arguments = std::iter::once("penstock").chain(arguments.split_whitespace()).map(OsString::from);

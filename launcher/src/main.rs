@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use penstock_core::health::Health;
 use penstock_core::worker::{RemoteWorkers, WorkerSource};
 use penstock_router::config::Config;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     }
     let (cli, warnings) = match flags::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
-        Err(refusal) => return ExitCode::from(refusal.report()),
+        Err(refusal) => return ExitCode::from(refusal.report_in_log(&environment)),
     };
     let outcome = log::start(&cli.log, &environment).and_then(|()| {
         for line in warnings {
@@ -186,7 +186,9 @@ async fn serve(
     let wanted = Wanted {
         args: &cli.model,
         worker: &cli.worker,
+        num_shard,
         max_total_tokens: cli.router.max_total_tokens,
+        memory_fraction: Some(cli.router.memory_fraction),
         weights,
     };
     let model = tokio::select! {
@@ -326,27 +328,62 @@ fn worker_arguments(
     arguments
 }
 
-/// The signals that ask to stop. SIGHUP is among them: the terminal is gone.
+/// The signals that ask to stop. SIGHUP is among them: the terminal is gone. Whoever started this process with SIGHUP (`nohup`) or
+/// SIGINT (a shell's `&` in a script) ignored wants it to go on.
 struct Signals {
-    term: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-    hangup: tokio::signal::unix::Signal,
+    term: Signal,
+    interrupt: Option<Signal>,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     fn listen() -> std::io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let unless_ignored =
+            |kind: SignalKind| (!is_ignored(&status, kind)).then(|| signal(kind)).transpose();
         Ok(Self {
             term: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            hangup: unless_ignored(SignalKind::hangup())?,
         })
     }
 
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hangup.recv() => "SIGHUP",
+            () = heard(self.interrupt.as_mut()) => "SIGINT",
+            () = heard(self.hangup.as_mut()) => "SIGHUP",
         }
+    }
+}
+
+async fn heard(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether a process ignores a signal, by its `/proc/PID/status` (proc_pid_status(5)): bit n - 1 of `SigIgn` is signal n.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (kind.as_raw_value() - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_that_were_ignored_at_the_start_are_known() {
+        let nohup = "Name:\tpenstock\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
+        let ignored = |status: &str| {
+            [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::pipe()]
+                .map(|kind| is_ignored(status, kind))
+        };
+        assert_eq!(ignored(nohup), [true, false, true]);
+        assert_eq!(ignored("SigIgn:\t0000000000000002\n"), [false, true, false]);
+        assert_eq!(ignored(""), [false; 3]);
     }
 }

@@ -43,7 +43,11 @@ pub enum Weights {
 pub struct Wanted<'a> {
     pub args: &'a ModelArgs,
     pub worker: &'a WorkerArgs,
+    /// Given or counted.
+    pub num_shard: u32,
     pub max_total_tokens: Option<u32>,
+    /// Of a worker for another host its server says it.
+    pub memory_fraction: Option<f32>,
     pub weights: Weights,
 }
 
@@ -236,8 +240,8 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
     if args.trust_remote_code {
         command.arg("--trust-remote-code");
     }
-    if let Some(shards) = worker.num_shard {
-        command.args(["--num-shard", &shards.to_string()]);
+    if wanted.num_shard > 1 {
+        command.args(["--num-shard", &wanted.num_shard.to_string()]);
     }
     if worker.pipeline_parallel > 1 {
         command.args(["--pipeline-parallel", &worker.pipeline_parallel.to_string()]);
@@ -265,6 +269,9 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
     }
     if let Some(total) = wanted.max_total_tokens {
         command.args(["--max-total-tokens", &total.to_string()]);
+    }
+    if let Some(fraction) = wanted.memory_fraction {
+        command.args(["--memory-fraction", &fraction.to_string()]);
     }
     for secret in environment.secrets_beside_the_hubs() {
         command.env_remove(secret);
@@ -337,6 +344,25 @@ mod tests {
         assert_eq!(check(pickled.path(), true, Weights::Here), Ok(()));
         let foreign = folder(&["config.json", "tokenizer.json", "model-q4.gguf"]);
         assert!(check(foreign.path(), true, Weights::Here).unwrap_err().contains("only model-q4.gguf"));
+    }
+
+    #[test]
+    fn the_checks_before_a_download_know_the_shards_that_were_counted_and_the_memory() {
+        let (cli, _) = crate::flags::parse(["penstock", "--model-id", "a/b"].map(Into::into)).unwrap();
+        let wanted = Wanted {
+            args: &cli.model,
+            worker: &cli.worker,
+            num_shard: 4,
+            max_total_tokens: Some(4096),
+            memory_fraction: Some(0.5),
+            weights: Weights::Here,
+        };
+        let command = hub_command("a/b", &wanted, Path::new("python"), &Environment::read());
+        let words: Vec<_> = command.as_std().get_args().map(|word| word.to_str().unwrap()).collect();
+        let words = words.join(" ");
+        for pair in ["--num-shard 4", "--max-total-tokens 4096", "--memory-fraction 0.5"] {
+            assert!(words.contains(pair), "{words}");
+        }
     }
 
     #[test]

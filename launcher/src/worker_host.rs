@@ -64,7 +64,7 @@ struct WorkerHost {
 pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment) -> ExitCode {
     let host = match parse(arguments) {
         Ok(host) => host,
-        Err(refusal) => return ExitCode::from(refusal.report()),
+        Err(refusal) => return ExitCode::from(refusal.report_in_log(environment)),
     };
     let outcome = log::start(&host.log, environment)
         .and_then(|()| runtime())
@@ -172,7 +172,9 @@ async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String
     let wanted = model::Wanted {
         args: &host.model,
         worker: &host.worker,
+        num_shard: host.worker.num_shard.unwrap_or(1),
         max_total_tokens: None,
+        memory_fraction: None,
         weights: Weights::Here,
     };
     let model = model::obtain(named, &wanted, &interpreter, &spawner, environment, show_progress).await?;

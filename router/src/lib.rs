@@ -243,7 +243,7 @@ async fn load(
     let model = group.description().clone();
     let (max_step_tokens, max_slots) = (group.limits().max_step_tokens, group.limits().max_slots);
     let cache_tokens = group.cache_tokens();
-    let limits = Limits::derive(args, &model, group.longest_in_cache())?;
+    let limits = Limits::derive(args, &model, group.max_sequence_tokens())?;
     info!(
         "warmed up in {:.1} s: {cache_tokens} tokens of KV cache, at most {} of prompt and {} in all per request",
         seconds(),
@@ -352,7 +352,7 @@ fn starting(health: &HealthSender, what: &str) {
 }
 
 fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<PrepareLimits, FlagError> {
-    let max_sequence_tokens = limits::max_sequence_tokens(args, model)?;
+    let max_sequence_tokens = limits::asked_sequence_tokens(args, model)?;
     let max_slots = args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests);
     let max_step_tokens = limits::max_step_tokens(args, model, max_slots, STEP_TOKENS)?;
     // Each of them feeds a token in a step.
@@ -360,7 +360,7 @@ fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<Prepare
     Ok(PrepareLimits {
         max_slots,
         max_step_tokens,
-        max_sequence_tokens: max_sequence_tokens.saturating_add(model.positions_beside()),
+        max_sequence_tokens,
         max_cache_tokens: args.max_batch_total_tokens.unwrap_or(0),
         memory_fraction: args.memory_fraction,
         max_step_drafts: (speculate(args, model) * max_slots)

@@ -71,8 +71,18 @@ pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
 /// for more: what its encoder reads in one step takes memory.
 const UNBOUNDED_TOTAL: u32 = 4096;
 
-/// The longest sequence to prepare the workers for: what `--max-total-tokens` asks, or the model's own.
-pub fn max_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Result<u32, FlagError> {
+/// For the longest sequence that the workers are asked to prepare, with what a model has beside input and output. 0: nobody
+/// has said more than that it is the model's own, and where memory has room for less, less is served.
+pub fn asked_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Result<u32, FlagError> {
+    let longest = max_sequence_tokens(args, model)?;
+    if args.max_total_tokens.is_none() && longest == model.max_positions {
+        return Ok(0);
+    }
+    Ok(longest.saturating_add(model.positions_beside()))
+}
+
+/// Of input and output together: what `--max-total-tokens` asks, or the model's own.
+fn max_sequence_tokens(args: &RouterArgs, model: &ModelDescription) -> Result<u32, FlagError> {
     match args.max_total_tokens {
         Some(total) if total > model.max_positions && !model.positions_go_on => Err(FlagError(format!(
             "--max-total-tokens {total} is more than the {} positions this model was made for",
@@ -139,14 +149,14 @@ pub fn max_step_tokens(
 }
 
 impl Limits {
-    /// `cache_tokens` is the longest sequence that the prepared KV cache of the workers holds.
+    /// `prepared_tokens` are those of the longest sequence that the workers are prepared for, and their KV cache holds.
     pub fn derive(
         args: &RouterArgs,
         model: &ModelDescription,
-        cache_tokens: u32,
+        prepared_tokens: u32,
     ) -> Result<Limits, FlagError> {
         let longest = max_sequence_tokens(args, model)?;
-        let fits = cache_tokens.saturating_sub(model.positions_beside());
+        let fits = prepared_tokens.saturating_sub(model.positions_beside());
         if let Some(total) = args.max_total_tokens
             && total > fits
         {
@@ -301,6 +311,21 @@ mod tests {
         let more = args(&["--max-total-tokens", "9000"]);
         let limits = Limits::derive(&more, &encoder_decoder(0), 100_000).expect("no contradiction");
         assert_eq!((limits.max_input_tokens, limits.max_total_tokens), (8999, 9000));
+    }
+
+    #[test]
+    fn workers_are_asked_for_a_length_that_somebody_has_asked_for() {
+        let asked = |line: &[&str], model| asked_sequence_tokens(&args(line), &model);
+        assert_eq!(asked(&[], model(4096)), Ok(0));
+        assert_eq!(asked(&["--max-batch-total-tokens", "512"], model(4096)), Ok(0));
+        assert_eq!(asked(&["--max-input-tokens", "100"], model(4096)), Ok(0));
+        assert_eq!(asked(&["--max-total-tokens", "4096"], model(4096)), Ok(4096));
+        assert_eq!(asked(&[], encoder_decoder(1024)), Ok(0));
+        let beside = encoder_decoder(1024).positions_beside();
+        assert_eq!(asked(&["--max-total-tokens", "600"], encoder_decoder(1024)), Ok(600 + beside));
+        // Of its own it has no limit.
+        assert_eq!(asked(&[], encoder_decoder(0)), Ok(4096 + beside));
+        assert!(asked(&["--max-input-tokens", "4096"], model(4096)).is_err());
     }
 
     #[test]

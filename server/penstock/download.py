@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--quantize-head", action="store_true", help="the head as well, and")
     parser.add_argument("--kv-cache-dtype", default="auto", help="how the KV cache holds numbers,")
     parser.add_argument("--device", default="auto", help="the device,")
+    parser.add_argument("--memory-fraction", type=float, default=0.9, help="the memory that may be taken,")
     parser.add_argument("--max-total-tokens", type=int, help="and the longest sequence")
     arguments = parser.parse_args()
     request = client.Request(
@@ -47,6 +48,7 @@ def main() -> int:
         client.cache_folder(arguments.cache_dir),
         arguments.progress_bar,
         arguments.trust_remote_code,
+        not arguments.without_weights,
     )
     client.keep_libraries_quiet()
     bring = partial(client.download, examine=lambda folder: _problems(arguments, folder))
@@ -71,6 +73,7 @@ def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
         shards=arguments.num_shard,
         dtype=arguments.dtype,
         device=arguments.device,
+        memory_fraction=arguments.memory_fraction,
         trusted=arguments.trust_remote_code,
         stages=arguments.pipeline_parallel,
         implementation=arguments.model_impl,

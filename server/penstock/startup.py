@@ -16,7 +16,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
 from penstock.engine.preparation import prepare
 from penstock.errors import UnusableModel
-from penstock.loading.checks import check_folder
+from penstock.loading.checks import check_folder, check_weights
 from penstock.loading.host import NEEDS_TORCH, Processor, has_torch, in_bf16, may_have_accelerator, threads_of
 from penstock.loading.model_files import GENERATION, dtype_name, eos_ids, read_config, read_json
 from penstock.models import choice
@@ -47,17 +47,18 @@ def serve(
     config = read_config(folder)
     # Of what is quantized the rest is bf16: nothing else is served with it.
     is_free = arguments.dtype == "auto" and arguments.quantize not in (None, NONE)
-    dtype = dtype_name(config, "bfloat16" if is_free else arguments.dtype)
+    dtype = dtype_name(
+        config,
+        "bfloat16" if is_free else arguments.dtype,
+        lambda: check_weights(folder, arguments.trust_remote_code)[1],
+    )
     packed_cache = _packed_cache(arguments)
     on_engine = in_bf16(dtype, arguments.dtype)
     engine = _without_torch(arguments, config, on_engine, packed_cache)
     if isinstance(engine, str):
         engine = _loaded(arguments, config, dtype, packed_cache, engine)
-    elif on_engine != dtype and arguments.rank == 0:
-        log(
-            "WARN",
-            f"{dtype} weights are served in bfloat16, as the CPU engine computes; --dtype {dtype} has torch serve them",
-        )
+    elif on_engine != dtype:
+        _tell_of_bf16(arguments, dtype)
     only_text = left_out(config)
     if only_text is not None and arguments.rank == 0:
         log("WARN", only_text)
@@ -170,9 +171,11 @@ def _loaded(
     except ImportError as error:
         raise UnusableModel(what + NEEDS_TORCH) from error
 
-    from penstock.loading.device import DTYPES, device_of
+    from penstock.loading.device import DTYPES, device_of, gpu_of
 
-    folder, device = arguments.model_dir, device_of(arguments.device, arguments.rank)
+    # Ranks that a router of another host may reach are on hosts of their own, with GPUs of their own.
+    gpu = gpu_of(arguments.rank) if arguments.address.is_remote else arguments.rank
+    folder, device = arguments.model_dir, device_of(arguments.device, gpu)
     if device.type == "cuda":
         from penstock.models import native_choice
 
@@ -183,6 +186,16 @@ def _loaded(
                 "WARN",
                 f"{published} is served in {named}, as weights of 4 bits are on a GPU; --quantize none has all in {published}",
             )
+    elif arguments.stages == 1:
+        from penstock.models import native_choice
+
+        # A GPU's driver without a GPU, or a draft model that needs torch: the engine computes here, too.
+        published, on_engine = named, in_bf16(named, arguments.dtype)
+        ranks = TensorGroup(arguments.rank, arguments.world_size)  # as they will be
+        asked = (config, on_engine, arguments.model_impl, ranks)
+        if on_engine != published and native_choice.needs_torch(*asked) is None:
+            named = on_engine
+            _tell_of_bf16(arguments, published)
     dtype = DTYPES[named]
     torch.set_grad_enabled(False)
     if device.type == "cpu":
@@ -204,6 +217,14 @@ def _loaded(
     if engine.native is not None and (drafter is None or drafter.is_native):
         torch.set_num_threads(1)  # torch only samples: its threads would spin where the engine's compute
     return engine
+
+
+def _tell_of_bf16(arguments: argparse.Namespace, published: str) -> None:
+    if arguments.rank == 0:
+        log(
+            "WARN",
+            f"{published} weights are served in bfloat16, as the CPU engine computes; --dtype {published} has torch serve them",
+        )
 
 
 def _options(arguments: argparse.Namespace, packed_cache: PackedCache | None) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import checkpoints
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
+from penstock.loading.model_files import Stored
 from penstock.models import recipes
 from penstock.parallel.group import ALONE, TensorGroup
+from penstock.quantization import codes, words
 
 CPU = torch.device("cpu")
 FP8, POWERS = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -300,3 +302,74 @@ def test_words_that_fit_no_weight_are_named(tmp_path: Path) -> None:
         assert says in refusal(folder) and at + name in refusal(folder)
     save_file(held | {f"{at}g_idx": held[f"{at}g_idx"] + 1}, folder / "model.safetensors")
     assert refusal(folder) == f"{at}g_idx names group 4, and {at}scales has 4"
+
+
+def stored_as(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, Stored]:
+    """By what follows the module's name."""
+    return {f"x.{name}": Stored("file", dtype, shape, 0, 0) for name, (dtype, shape) in tensors.items()}
+
+
+STRUCTURE = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {
+            "weights": {"num_bits": 8, "strategy": "block", "block_structure": [128, 128], "group_size": None}
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_blocks_are_of_the_size_that_config_json_says(key: str) -> None:
+    for rows, columns, grid in ((576, 2048, (5, 16)), (2880, 2880, (23, 23)), (192, 2048, (2, 16))):
+        stored = stored_as(weight=("F8_E4M3", (rows, columns)), weight_scale=("BF16", grid))
+        found = codes.find("x.weight", (rows, columns), stored, codes.block_of({key: STRUCTURE}))
+        assert isinstance(found, codes.Matrix) and found.block == (128, 128)
+        unsaid = codes.find("x.weight", (rows, columns), stored, codes.block_of({}))
+        if rows == 192:
+            assert isinstance(unsaid, codes.Matrix) and unsaid.block == (96, 128)
+        else:
+            assert unsaid == f"x.weight_scale is {list(grid)}, which is no grid of x.weight"
+
+
+def test_groups_of_another_size_than_config_json_says_are_refused() -> None:
+    gptq = stored_as(
+        qweight=("I32", (120, 64)), scales=("F16", (8, 64)), qzeros=("I32", (8, 8)), g_idx=("I32", (960,))
+    )
+    shape, plain = (64, 960), {name: one for name, one in gptq.items() if name != "x.g_idx"}
+    weights = {"num_bits": 4, "group_size": 128}
+    for given in (
+        {"quant_method": "gptq", "group_size": 128},
+        {"quant_method": "awq", "q_group_size": 128},
+        {"quant_method": "gptq", "group_size": -1},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}},
+    ):
+        config = {"quantization_config": given}
+        found = words.find("x.weight", shape, plain, config)
+        size = -1 if given.get("group_size") == -1 else 128
+        assert found == f"x.scales has 8 groups of 960 inputs, and config.json says group_size {size}"
+        assert isinstance(words.find("x.weight", shape, gptq, config), words.Words), "g_idx says the groups"
+    for given in ({}, {"group_size": 120}, {"group_size": 128, "dynamic": {"x": {"group_size": 120}}}):
+        assert isinstance(words.find("x.weight", shape, plain, {"quantization_config": given}), words.Words)
+    one = stored_as(qweight=("I32", (120, 64)), scales=("F16", (1, 64)))
+    for size in (-1, 960, 1024):
+        assert isinstance(
+            words.find("x.weight", shape, one, {"quantization_config": {"group_size": size}}), words.Words
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self_attn.kv_scale",
+        "self_attn.k_proj.output_scale",
+        "mlp.up_proj.input_zero_point",
+        "self_attn.k_scale",
+    ],
+)
+def test_scales_of_activations_and_caches_are_passed_over(name: str, tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "one")
+    held = load_file(folder / "model.safetensors")
+    save_file(held | {f"model.layers.0.{name}": torch.ones(1)}, folder / "model.safetensors")
+    recipes.load(check_folder(folder), folder, torch.bfloat16, CPU)

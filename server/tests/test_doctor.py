@@ -348,6 +348,33 @@ def test_weights_that_memory_cannot_hold_are_a_problem(folder: Path, monkeypatch
     assert "memory is too small" in problem(folder, device="cpu")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_of_a_long_context_what_fits_is_served_and_a_length_that_is_asked_for_has_to(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 10 << 20
+    config = checkpoints.config(vocab_size=4096, torch_dtype=dtype, max_position_embeddings=most)
+    folder = write(tmp_path / "model", config)
+    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, 2 << 30))
+    asked = Question(device="cpu", dtype=dtype)
+    report = examine(folder, asked)
+    assert report.would_serve, report.problems
+    (warning,) = [line for line in report.warnings if "whole context" in line]
+    found = re.search(r"more than about (\d+) tokens", warning)
+    assert found is not None and 100_000 < int(found[1]) < most
+    served = int(found[1])
+    for fit in report.fits:
+        assert (fit.sequences > 0) == (fit.context <= served), fit
+    short = examine(folder, replace(asked, longest=4096))
+    assert short.would_serve and not short.warnings
+    assert [fit.context for fit in short.fits] == [1024, 2048, 4096] and short.fits[-1].sequences > 10
+    assert "--max-total-tokens 10000000: memory has room for" in problem(
+        folder, device="cpu", dtype=dtype, longest=10_000_000
+    )
+    less = examine(folder, replace(asked, memory_fraction=0.1))
+    assert less.fits[0].sequences < report.fits[0].sequences
+
+
 def test_pickled_weights_are_looked_at_with_consent(folder: Path) -> None:
     plain = examine(folder, Question())
     torch.save(checkpoints.tensors(checkpoints.config(vocab_size=4096)), folder / "pytorch_model.bin")
@@ -444,6 +471,8 @@ def test_before_a_large_download_the_doctor_is_asked(served: Hub, tmp_path: Path
     assert (
         "--max-total-tokens 999999 is more than the" in long and "positions this model was made for" in long
     )
+    little = download(served, tmp_path, "--memory-fraction", "1e-9").stdout.splitlines()[-1]
+    assert "memory is too small" in json.loads(little)["failed"]
     # A small one is fetched at once; the worker finds the same.
     del repo.sizes["model.safetensors"]
     assert download(served, tmp_path, "--num-shard", "3").returncode == 0

@@ -17,7 +17,7 @@ from client import DEVICE, Worker, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
 from penstock.doctor.examination import Question, examine
-from penstock.engine import draft_model
+from penstock.engine import draft_model, preparation
 from penstock.engine.columns import I64
 from penstock.engine.plan import Plan
 from penstock.engine.slot_sampling import Drafts, SlotSampling
@@ -27,6 +27,7 @@ from penstock.errors import BadPlan, UnusableModel
 from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import llama
 from penstock.proto import penstock_pb2 as pb
+from test_go_on import Script, compare
 from test_sampling import sampler
 from test_verify import CHI_SQUARE, CHI_SQUARE_UNMASKED, PROMPT, SAMPLINGS, TOKENS, Text, accepted, one_by_one
 
@@ -304,6 +305,28 @@ def test_the_cpu_engine_drafts_as_it_decodes() -> None:
             assert accepted(result) == [4]
             text.add(result)
         assert text.first(TOKENS) == expected.first(TOKENS)
+
+
+def test_drafts_follow_what_was_started_and_decoded_after_prepare() -> None:
+    """Prepare measures steps without drafts; what the plans behind it feed the draft model sees all the same."""
+    itself = Driver(tiny.MODEL, torch.bfloat16, draft=tiny.MODEL)
+    if itself.engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    itself.engine.release()
+    limits = {"max_slots": 8, "max_step_tokens": 512, "max_sequence_tokens": 256, "max_cache_tokens": 1024}
+    request = pb.PrepareRequest(memory_fraction=0.9, max_step_drafts=32, **limits)
+    preparation.prepare(itself.engine, request)
+    itself.begin()
+    script = Script(itself)
+    for prompt in (PROMPT, PROMPT[::-1]):
+        text = Text(script.step([row(0, prompt, 0, PAGES[:6], start={})]))
+        for turn in range(8):
+            position = len(prompt) + len(text.tokens) - 1
+            result = script.step([row(0, None, position, own=4 if turn % 2 else 0)])
+            assert turn % 2 == 0 or accepted(result) == [4]
+            text.add(result)
+        script.step([], released=[0])
+    compare(script, Random(0))
 
 
 def test_quantized_weights_draft_for_weights_that_are_not() -> None:

@@ -206,6 +206,22 @@ def test_offline_without_a_complete_cache_says_what_is_missing(machine: Machine)
     assert "model.safetensors" in failure and "HF_HUB_OFFLINE" in failure
 
 
+def test_who_needs_no_weights_finds_the_rest_in_the_cache_and_asks_for_no_consent(machine: Machine) -> None:
+    """A router whose workers are on other hosts. Nothing of pickled weights comes here."""
+    machine.hub.repos["owner/model"] = Repo(
+        {"config.json": CONFIG, "tokenizer.json": b"{}", "pytorch_model.bin": b"pickle"}
+    )
+    folder = machine.run("owner/model", "--without-weights").folder
+    assert names_in(folder) == {"config.json", "tokenizer.json"}
+    assert machine.run("owner/model", "--without-weights", HF_HUB_OFFLINE="1").folder == folder
+    assert "pytorch_model.bin" in machine.run("owner/model").failure
+    assert "lacks model.safetensors" in machine.run("owner/model", HF_HUB_OFFLINE="1").failure
+    (folder / "tokenizer.json").unlink()
+    assert (
+        "lacks tokenizer.json" in machine.run("owner/model", "--without-weights", HF_HUB_OFFLINE="1").failure
+    )
+
+
 @pytest.mark.parametrize("down", ["unreachable", "broken"])
 def test_a_hub_that_does_not_answer_is_no_reason_not_to_serve_the_cache(machine: Machine, down: str) -> None:
     folder = machine.run("owner/model").folder

@@ -1,14 +1,20 @@
 """What Prepare measures: steps that its budget allows, and those without which nothing is known."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import checkpoints
+import test_recurrent
 from penstock.engine import preparation
+from penstock.engine.cache_size import GIB, SHORTEST_CONTEXT, longest_that_fits
 from penstock.engine.engine import Engine
+from penstock.errors import TooLittleMemory
 from penstock.loading.checks import check_folder
+from penstock.loading.memory import Room
 from penstock.proto import penstock_pb2 as pb
 
 
@@ -31,3 +37,92 @@ def test_steps_of_several_tokens_are_measured_however_slow_a_model_is(
         pb.PrepareRequest(max_slots=8, max_step_tokens=64, max_sequence_tokens=64, memory_fraction=0.5),
     )
     assert fitted == [{1, 8}], "what a token costs cannot be told from steps of one"
+
+
+MOST = 1 << 20
+
+
+def longer(folder: Path) -> Path:
+    """The same model, made for a million positions."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": MOST}))
+    return folder
+
+
+def prepared(engine: Engine, **limits: Any) -> pb.Prepared:
+    asked = {"max_slots": 4, "max_step_tokens": 64, "memory_fraction": 0.9, "max_step_drafts": 4, **limits}
+    return preparation.prepare(engine, pb.PrepareRequest(**asked))
+
+
+@pytest.mark.parametrize(("kind", "mib"), [("engine", 64), ("torch", 512), ("recurrent", 64)])
+def test_where_nobody_asks_for_a_length_it_is_what_fits(
+    kind: str, mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "recurrent":
+        folder = longer(test_recurrent.write(tmp_path))
+    else:
+        folder = longer(checkpoints.write(tmp_path, checkpoints.config()))
+    dtype = torch.float32 if kind == "torch" else torch.bfloat16
+    engine = Engine(check_folder(folder), folder, dtype, torch.device("cpu"))
+    monkeypatch.setattr(preparation, "device_room", lambda _: Room(4 * GIB, GIB + (mib << 20)))
+    found = prepared(engine)
+    longest = found.max_sequence_tokens
+    assert SHORTEST_CONTEXT < longest < MOST and engine.limits.max_sequence_tokens == longest
+    assert engine.limits.tables.pages(longest, 64) <= found.pages
+    said = [line for line in capsys.readouterr().err.splitlines() if f"up to {longest} tokens" in line]
+    assert len(said) == 1 and '"WARN"' in said[0]
+    engine.release()
+    assert prepared(engine, max_sequence_tokens=longest).max_sequence_tokens == longest
+    for asked in (MOST, longest + longest // 8):
+        with pytest.raises(TooLittleMemory, match="lower --max-"):
+            prepared(engine, max_sequence_tokens=asked)
+    # A cache of a size that was asked for holds no more, and is not made smaller.
+    engine.release()
+    found = prepared(engine, max_cache_tokens=4096)
+    assert found.max_sequence_tokens == 4096
+    assert found.pages == 256 * engine.limits.tables.count
+    with pytest.raises(TooLittleMemory, match="lower --max-batch-total-tokens"):
+        prepared(engine, max_cache_tokens=MOST)
+    with pytest.raises(TooLittleMemory, match="raise --max-batch-total-tokens to 8192"):
+        prepared(engine, max_cache_tokens=4096, max_sequence_tokens=8192)
+    monkeypatch.setattr(preparation, "device_room", lambda _: Room(4 * GIB, GIB + (1 << 10)))
+    with pytest.raises(TooLittleMemory):
+        prepared(engine)
+
+
+@pytest.mark.parametrize("longest", [2048, 131_072])
+def test_what_the_engine_needs_can_be_told_before_it_has_a_program(longest: int, tmp_path: Path) -> None:
+    made = checkpoints.config(
+        hidden_size=512, intermediate_size=1408, num_attention_heads=8, vocab_size=8000, num_hidden_layers=2
+    )
+    folder = checkpoints.write(tmp_path, {**made, "max_position_embeddings": longest})
+    engine = Engine(check_folder(folder), folder, torch.bfloat16, torch.device("cpu"), threads=2)
+    if engine.native is None:
+        pytest.skip("there is no CPU engine here")
+    needs = preparation._step_bytes(engine, 128, 2048, longest, 0)
+    told = preparation.engine_working_bytes(engine.model.config, 2, 128, 2048, longest)
+    assert needs <= told <= 3 * needs
+
+
+def test_of_a_length_that_fits_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoints.write(tmp_path, checkpoints.config())
+    engine = Engine(check_folder(folder), folder, torch.bfloat16, torch.device("cpu"))
+    assert prepared(engine).max_sequence_tokens == 512
+    assert '"WARN"' not in capsys.readouterr().err
+
+
+def test_what_fits_is_found_to_within_a_64th_and_what_the_cache_holds_exactly() -> None:
+    for most in (SHORTEST_CONTEXT, 1025, 5000, 131_072, 10_485_760):
+        for limit in (0, 1000, 1024, 1100, 4097, 34_567, 9_999_999):
+            tried: list[int] = []
+
+            def fits(length: int, limit: int = limit, tried: list[int] = tried) -> bool:
+                tried.append(length)
+                return length <= limit
+
+            best = max(min(limit, most), SHORTEST_CONTEXT)
+            found = longest_that_fits(SHORTEST_CONTEXT, most, lambda _: True, fits)
+            assert best - max(best // 32, 32) <= found <= best and len(tried) < 24
+            exact = longest_that_fits(SHORTEST_CONTEXT, most, fits, lambda _: True)
+            assert exact == (best if best == most else best // 16 * 16)
+    assert longest_that_fits(SHORTEST_CONTEXT, 512, lambda _: False, lambda _: False) == 512

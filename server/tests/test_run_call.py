@@ -12,6 +12,7 @@ from client import Numbering, make_plan, mask_of, row, u32
 from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.run_call import Queued, RunCall
+from penstock.rpc.servicer import WorkerServicer
 from penstock_kernels.run import Inbox
 
 VOCABULARY = 64
@@ -145,3 +146,35 @@ def test_free_plans_are_launched_ahead_on_a_device() -> None:
     within(30, lambda: Router([False] * 10).run(device))
     ahead = [device.events.index(("launch", n + 1)) < device.events.index(("finish", n)) for n in range(2, 9)]
     assert any(ahead)
+
+
+class Here:
+    """In place of the engine's thread: whoever calls computes."""
+
+    def call(self, function: Callable[[], pb.Prepared]) -> pb.Prepared:
+        return function()
+
+
+def test_routers_that_come_while_a_worker_prepares_wait_for_its_answer() -> None:
+    """One that was started again asks while the first one's Prepare goes on."""
+    prepared: list[pb.PrepareRequest] = []
+    again = threading.Event()
+
+    def prepare(request: pb.PrepareRequest) -> pb.Prepared:
+        prepared.append(request)
+        if len(prepared) > 1:
+            again.set()
+        again.wait(0.2)  # for as long as a second one may take to come, if it were let in
+        return pb.Prepared(pages=len(prepared))
+
+    servicer = WorkerServicer(None, prepare, Here(), pb.ModelDescription(), lambda *_: None)  # type: ignore[arg-type]
+    answers: queue.SimpleQueue[pb.Prepared] = queue.SimpleQueue()
+    request = pb.PrepareRequest(max_slots=1)
+    calls = [
+        threading.Thread(target=lambda: answers.put(servicer.prepare(request, None)))  # type: ignore[arg-type]
+        for _ in range(3)
+    ]
+    for call in calls:
+        call.start()
+    assert [answers.get(timeout=10).pages for _ in calls] == [1, 1, 1]
+    assert len(prepared) == 1

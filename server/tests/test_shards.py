@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 import pytest
+import torch
 
 import checkpoints
 from client import DEVICE, Run, Worker, make_plan, masks_of, row, sampled
+from penstock.errors import UnusableModel
+from penstock.loading.device import device_of, gpu_of
 from penstock.proto import penstock_pb2 as pb
 
 T = TypeVar("T")
@@ -234,3 +237,15 @@ def test_a_number_of_ranks_that_does_not_divide_the_model_is_said_by_each(tmp_pa
         assert rank.exit_status() == 1
         (fatal,) = [entry["message"] for entry in rank.log if entry.get("fatal")]
         assert fatal.startswith("--num-shard 2 does not divide"), fatal
+
+
+def test_ranks_on_hosts_of_their_own_take_the_gpus_of_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    for gpus, expected in ((1, [0, 0, 0, 0]), (2, [0, 1, 0, 1]), (4, [0, 1, 2, 3])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert [device_of("auto", gpu_of(rank)).index for rank in range(4)] == expected
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UnusableModel, match="--device cuda:N names one"):
+        device_of("cuda", 1)  # of one host
+    assert device_of("cuda:0", 1).index == 0

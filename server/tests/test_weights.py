@@ -19,6 +19,7 @@ from penstock.loading import checkpoint
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder
 from penstock.loading.memory import Room
+from penstock.loading.model_files import Stored, dtype_name
 from penstock.loading.tensor_reader import TensorReader
 from penstock.models import recipes
 from penstock.models.decoder import Attention, Decoder
@@ -432,3 +433,23 @@ def test_weights_are_converted_to_the_dtype_served(stored: torch.dtype, folder: 
     assert torch.equal(
         attention.qkv.weight_OI, torch.cat([weights[name] for name in names]).to(torch.bfloat16)
     )
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({"BF16": 8, "F32": 4, "I64": 100}, "bfloat16"),
+        ({"F32": 8, "BF16": 4}, "float32"),
+        ({"I32": 100, "F16": 8}, "float16"),
+        ({"F64": 8}, "float32"),
+        ({"F8_E4M3": 8}, "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_without_a_dtype_in_its_config_a_checkpoint_has_that_of_most_of_its_weights(
+    stored: dict[str, int], expected: str
+) -> None:
+    found = {name: Stored("x", name, (), 0, size) for name, size in stored.items()}
+    assert dtype_name({}, "auto", lambda: found) == expected
+    assert dtype_name({}, "float16", lambda: found) == "float16"
+    assert dtype_name({"dtype": "float16"}, "auto", lambda: found) == "float16"

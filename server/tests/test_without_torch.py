@@ -16,6 +16,7 @@ import checkpoints
 import encoder_decoders
 from client import DEVICE, Worker, mask_of, row, sampled
 from penstock import tiny
+from penstock.doctor.examination import Question, examine
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from test_draft_model import llama_of
@@ -239,6 +240,39 @@ def test_weights_of_another_dtype_are_served_in_bf16_and_a_line_says_so(
     with Worker(model, tmp_path / "asked", *options, "--dtype", "bfloat16", program=program) as asked:
         assert served(asked) == answers
     assert not any("are served in bfloat16" in line["message"] for line in asked.log)
+
+
+def test_a_checkpoint_whose_config_names_no_dtype_is_served_as_its_weights_are_stored(
+    tmp_path: Path,
+) -> None:
+    made = checkpoints.config()
+    weights = {name: tensor.bfloat16() for name, tensor in checkpoints.tensors(made).items()}
+    weights["model.norm.weight"] = weights["model.norm.weight"].float()  # of some, more digits are kept
+    del made["torch_dtype"]
+    model = checkpoints.write(tmp_path / "model", made, weights)
+    options = ("--packed-cache", "off", "--threads", "2")
+    with Worker(model, tmp_path / "auto", *options, program=WITHOUT) as worker:
+        assert worker.describe().dtype == "bfloat16"
+    assert examine(model, Question(device="cpu")).dtype == "bfloat16"
+
+
+def test_a_driver_without_a_gpu_changes_nothing_of_how_fp16_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's driver has torch asked for GPUs, and where it finds none the CPU engine serves what it serves without a driver."""
+    driver = tmp_path / "libcuda.so.1"
+    driver.symlink_to(cpu_engine.LIBRARY)  # any library can be loaded
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    model = checkpoints.write(tmp_path / "model", checkpoints.config(torch_dtype="float16"))
+    options = ("--packed-cache", "off", "--threads", "2", "--device", "auto")
+    with Worker(model, tmp_path / "auto", *options) as worker:
+        assert worker.describe().dtype == "bfloat16"
+    said = [line["message"] for line in worker.log]
+    assert any(line.startswith("the CPU engine runs the model") for line in said), said
+    assert any(line.startswith("float16 weights are served in bfloat16") for line in said), said
+    with Worker(model, tmp_path / "asked", *options, "--dtype", "float16") as worker:
+        assert worker.describe().dtype == "float16"
 
 
 def test_pickled_weights_say_that_only_torch_reads_them(tmp_path: Path) -> None:

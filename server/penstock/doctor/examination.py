@@ -15,17 +15,17 @@ from penstock import quantization
 from penstock.doctor.report import CPU_ENGINE, TORCH, Fit, Report
 from penstock.engine import draft_model
 from penstock.engine.cache_groups import cache_groups
-from penstock.engine.cache_size import count_snapshots, spare
+from penstock.engine.cache_size import SHORTEST_CONTEXT, count_snapshots, longest_that_fits, spare
 from penstock.engine.drafter import FLAG
 from penstock.engine.kv_cache import numbers_of
-from penstock.engine.preparation import working_bytes
+from penstock.engine.preparation import engine_working_bytes, working_bytes
 from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import TooLittleMemory, UnusableModel
 from penstock.hub.tokenizer import sources_of
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder, check_numbers, check_weights
-from penstock.loading.host import NEEDS_TORCH, Processor, in_bf16, may_have_accelerator
+from penstock.loading.host import NEEDS_TORCH, Processor, in_bf16, may_have_accelerator, threads_of
 from penstock.loading.memory import Room, device_room
 from penstock.loading.model_files import (
     CONFIG,
@@ -54,7 +54,6 @@ from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
 
 # What the server takes at once when its flags do not say otherwise.
 SLOTS, STEP_TOKENS = 128, 2048
-SHORTEST_CONTEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,8 @@ def examine(folder: Path, question: Question) -> Report:
     try:
         if config is not None:
             is_free = question.quantize not in ("", quantization.NONE) and question.dtype == "auto"
-            named = dtype_name(config, "bfloat16" if is_free else question.dtype)
+            known = {} if report.pickled else stored or {}
+            named = dtype_name(config, "bfloat16" if is_free else question.dtype, lambda: known)
             if device is not None and device.type == "cpu":
                 named = served_dtype(config, named, question, report)
             elif device is not None:
@@ -457,7 +457,7 @@ def memory(
     drafting: Drafting | None = None,
 ) -> None:
     """How many sequences of which length fit, by the rules by which a worker sizes its cache."""
-    count, whole_context = question.processes, shape.usual_positions
+    count, longest = question.processes, asked_length(shape, question)
     if device.type == "cuda":
         import torch
 
@@ -480,44 +480,79 @@ def memory(
         )
         return
     left = Room(room.total, room.free - held)
-    working = working_bytes(shape, dtype, device, SLOTS, STEP_TOKENS, whole_context)
-    if drafting is not None:
-        tokens = draft_model.fed_at_once(SLOTS, STEP_TOKENS)
-        working += working_bytes(drafting.shape, dtype, device, SLOTS, tokens, whole_context)
-    report.cache_bytes_per_shard = spare(left, device, question.memory_fraction, held, working)
-    tables = divide(shape.layer_windows, whole_context)
-    cached = max(len(shape.layer_windows), 1)
+    state = max(report.state_bytes, default=0)
+    largest_row = max(report.kv_bytes_per_token) * BLOCK_SIZE
+
+    def available(context: int) -> int:
+        """For caches, where sequences have up to that many tokens."""
+        working = step_bytes(shape, dtype, device, STEP_TOKENS, context, report)
+        if drafting is not None:
+            tokens = draft_model.fed_at_once(SLOTS, STEP_TOKENS)
+            working += step_bytes(drafting.shape, dtype, device, tokens, context, report)
+        return spare(left, device, question.memory_fraction, held, working)
+
+    def sequences(context: int, free: int, longest: int) -> int:
+        """Of `context` tokens that `free` bytes hold, where none has more than `longest`."""
+        tables = divide(shape.layer_windows, longest)
+        page = largest_row * tables.places // max(len(shape.layer_windows), 1)
+        page += drafting.page_bytes(tables.full) if drafting else 0
+        # One more page holds zeros.
+        return max(0, (free - page) // (tables.pages(context) * page + state))
+
+    without_steps = spare(left, device, question.memory_fraction, held, 0)
+    served = longest_that_fits(
+        SHORTEST_CONTEXT,
+        longest,
+        lambda context: sequences(context, without_steps, context) > 0,
+        lambda context: sequences(context, available(context), context) > 0,
+    )
+    report.cache_bytes_per_shard = available(served)
+    tables = divide(shape.layer_windows, served)
     group = question.group(0)
     held_layers = len(numbers_of(shape.cached_layers(group)))
     row_bytes = report.kv_bytes_per_token[0] // max(held_layers, 1)
     report.cache_groups = cache_groups(shape, tables, group, row_bytes, dtype.itemsize)
-    page = max(report.kv_bytes_per_token) * BLOCK_SIZE * tables.places // cached
-    page += drafting.page_bytes(tables.full) if drafting else 0
-    state = max(report.state_bytes, default=0)
-    room_for_all = report.cache_bytes_per_shard - page  # one more page holds zeros
     if state:
         try:
             count_snapshots(state, SLOTS, report.cache_bytes_per_shard)
         except TooLittleMemory as error:  # only of a server that is not told otherwise
             report.warnings.append(str(error))
-    contexts = {whole_context}
+    contexts = {longest}
     context = SHORTEST_CONTEXT
-    while context < whole_context:
+    while context < longest:
         contexts.add(context)
         context *= 2
     report.fits = [
-        Fit(size, max(0, room_for_all // (tables.pages(size) * page + state))) for size in sorted(contexts)
+        Fit(size, 0 if size > served else sequences(size, report.cache_bytes_per_shard, served))
+        for size in sorted(contexts)
     ]
     if report.fits[0].sequences == 0:
         report.problems.append(
             f"memory is too small: {gigabytes(report.cache_bytes_per_shard)} are left for the KV cache, not "
             f"enough for a sequence of {report.fits[0].context} tokens"
         )
-    elif report.fits[-1].sequences == 0:
-        report.warnings.append(
-            f"a sequence of the whole context ({whole_context} tokens) does not fit into memory; longer "
-            "ones than the table says are refused"
+    elif served < longest and question.longest is not None:
+        report.problems.append(
+            f"--max-total-tokens {question.longest}: memory has room for sequences of about {served} tokens"
         )
+    elif served < longest:
+        report.warnings.append(
+            f"a sequence of the whole context ({longest} tokens) does not fit into memory: without --max-total-tokens "
+            f"requests of more than about {served} tokens are refused"
+        )
+
+
+def asked_length(shape: ModelConfig, question: Question) -> int:
+    """The longest sequence that a server would be prepared for if memory has room for it."""
+    longest = question.longest or shape.usual_positions
+    return longest if shape.positions_go_on else min(longest, shape.max_positions)
+
+
+def step_bytes(shape: ModelConfig, dtype: Any, device: Any, tokens: int, context: int, report: Report) -> int:
+    """What the largest step needs, of sequences that have up to `context` tokens."""
+    if report.engine == CPU_ENGINE:
+        return engine_working_bytes(shape, threads_of(0), SLOTS, tokens, context)
+    return working_bytes(shape, dtype, device, SLOTS, tokens, context)
 
 
 def text(folder: Path, config: dict[str, Any], question: Question, report: Report) -> None:

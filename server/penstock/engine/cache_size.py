@@ -1,8 +1,9 @@
-"""How many pages the KV cache gets. Asked by Prepare and by the doctor.
+"""How many pages the KV cache gets, and how long a sequence may be for it. Asked by Prepare and by the doctor.
 
 Never more than the limits can use, and on a CPU the machine keeps room to live.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.tables import BLOCK_SIZE, Tables
@@ -20,6 +21,9 @@ DRAFTS_SHARE = 8
 
 MOST_PAGES = 1 << 32
 
+# Where nobody says how long a sequence may be, less than this is not worth serving.
+SHORTEST_CONTEXT = 1024
+
 
 def spare(
     room: Room, device: Any, memory_fraction: float, held: int, working: int, neighbours: int = 1
@@ -34,6 +38,23 @@ def spare(
         left = (left - max(GIB, room.total // 10)) // neighbours
     share -= held
     return max(min(share, left) - working, 0)
+
+
+def longest_that_fits(
+    shortest: int, longest: int, holds: Callable[[int], bool], fits: Callable[[int], bool]
+) -> int:
+    """The most tokens that a sequence may have: `longest`, or else what fits, in whole blocks. `shortest` where that is all, or not even that
+    fits. `holds` is what `fits` asks of the cache alone, and quickly; what it leaves is found to within a 64th.
+    """
+    for asked, part in ((holds, None), (fits, 64)):
+        if shortest >= longest or asked(longest):
+            continue
+        below, above = shortest, longest
+        while above - below > (max(BLOCK_SIZE, below // part) if part else 1):
+            middle = (below + above) // 2
+            below, above = (middle, above) if asked(middle) else (below, middle)
+        longest = max(below // BLOCK_SIZE * BLOCK_SIZE, shortest)
+    return longest
 
 
 def count_pages(
@@ -91,6 +112,14 @@ def count_snapshots(state_bytes: int, max_slots: int, available: int) -> int:
             "lower --max-batch-size"
         )
     return max(min(most, left // SNAPSHOTS_SHARE // state_bytes), 1)
+
+
+def state_places_bytes(state_bytes: int, max_step_drafts: int, max_slots: int, available: int) -> int:
+    """What states take of `available` at most: those of slots, and what `count_snapshots` and `count_draft_states` make room for."""
+    slots = max_slots * state_bytes
+    left = max(available - slots, 0)
+    snapshots = max(min(SNAPSHOTS_A_SLOT * slots, left // SNAPSHOTS_SHARE), state_bytes)
+    return slots + snapshots + min(max_step_drafts * state_bytes, left // DRAFTS_SHARE)
 
 
 def count_draft_states(state_bytes: int, max_step_drafts: int, max_slots: int, available: int) -> int:

@@ -405,10 +405,10 @@ class Engine:
 
     def go_on(self, inbox: Inbox) -> Launched | None:
         """Has the CPU engine read plans and answer them, as long as they ask for nothing unusual. Returns a step of which something is left: its
-        choice with masks.
+        choice with masks. Where there is a draft model, Python has all plans: whatever is fed is for it, too.
         """
         run, states = self._run, self.slots.states
-        if run is None:
+        if run is None or self.drafter is not None:
             return None
         self._settle()
         if states is not None and states.are_unsettled:
@@ -424,7 +424,7 @@ class Engine:
     def _make_run(self) -> NativeRun | None:
         """For the CPU engine, which has to know where the caches are, as it does behind a step."""
         native, sampler, answers = self.native, self.sampler, self.group.is_output_rank
-        if native is None or not isinstance(sampler, NativeSampler) or self.drafter is not None:
+        if native is None or not isinstance(sampler, NativeSampler):
             return None
         where = (self.last_sampled, self._steps, self._logits_SV)
         return NativeRun(native, self.slots, sampler, *where, answers, (NOT_NUMBERS, NOTHING_LEFT))

@@ -14,7 +14,15 @@ import numpy as np
 
 import penstock_kernels as ops
 from penstock.engine.cache_groups import cache_groups
-from penstock.engine.cache_size import count_draft_states, count_pages, count_snapshots, spare
+from penstock.engine.cache_size import (
+    SHORTEST_CONTEXT,
+    count_draft_states,
+    count_pages,
+    count_snapshots,
+    longest_that_fits,
+    spare,
+    state_places_bytes,
+)
 from penstock.engine.drafter import FLAG
 from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
 from penstock.engine.kv_cache import numbers_of, page_bytes
@@ -38,6 +46,8 @@ WARM_UP_SECONDS_ON_GPU = 10.0
 LONG_STEP = 2048
 # A step is timed with all threads and with one, in turns, at least twice: up to so many times, as long as they took no more together.
 SHORT_STEP_TURNS, SHORT_STEPS_NS = 8, 12e6
+# Of the CPU engine: keys of a part of attention, numbers of a line of the cache, and bytes that a thread computes in.
+SPLIT, LINE, SCRATCH = 256, 16, 1 << 20
 # A step that takes less than this share of what an earlier start has measured shows that it was measured beside other work.
 FAR_FASTER = 0.5
 
@@ -56,11 +66,6 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             f"max_sequence_tokens is {longest}, and the model was made for {config.max_positions} "
             "(--max-total-tokens)"
         )
-    if engine.has_encoder and min(request.max_step_tokens, longest) <= BLOCK_SIZE:
-        raise ValueError(
-            f"max_step_tokens or max_sequence_tokens is {min(request.max_step_tokens, longest)}, and an encoder's "
-            f"shortest input takes {BLOCK_SIZE} beside the decoder's start"
-        )
     drafter = engine.drafter
     if drafter is not None and longest > drafter.max_positions:
         raise ValueError(
@@ -69,27 +74,22 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         )
     if not 0 < request.memory_fraction <= 1:
         raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
-    room, mapped = device_room(engine.device), 0
-    if engine.packed_cache is not None:
-        mapped = engine.packed_cache.mapped_bytes
-    available = spare(
-        Room(room.total, max(room.free - mapped, 0)),
-        engine.device,
-        request.memory_fraction,
-        held=weight_bytes(engine),
-        working=_step_bytes(
-            engine, request.max_slots, request.max_step_tokens, longest, request.max_step_drafts
+    room = _free_room(engine)
+    everyone = engine.group.everyone
+    if request.max_sequence_tokens == 0:
+        longest = everyone.least(_longest_that_fits(engine, request, room, most))
+    if engine.has_encoder and min(request.max_step_tokens, longest) <= BLOCK_SIZE:
+        raise ValueError(
+            f"max_step_tokens or max_sequence_tokens is {min(request.max_step_tokens, longest)}, and an encoder's "
+            f"shortest input takes {BLOCK_SIZE} beside the decoder's start"
         )
-        + (drafter.working_bytes(request.max_slots, request.max_step_tokens, longest) if drafter else 0),
-        neighbours=engine.group.neighbours,
-    )
+    available = _available(engine, request, room, _step_bytes_of_all(engine, request, longest))
     tables = engine.tables(longest)
     if drafter is not None and tables.full == 0:
         raise ValueError(
             f"{FLAG}: no layer of the model attends to every earlier token, and no page would keep what its draft model attends to"
         )
-    layers = numbers_of(config.cached_layers(engine.group))
-    snapshots, draft_states, states, everyone = 0, 0, 0, engine.group.everyone
+    snapshots, draft_states, states = 0, 0, 0
     max_step_drafts = request.max_step_drafts
     if config.has_state:
         held = state_bytes(config.state_shapes(engine.group), engine.arrays.itemsize)
@@ -113,8 +113,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         pages = _agreed(
             everyone,
             lambda: count_pages(
-                page_bytes(tables, layers, engine.model.cache_shape, engine.arrays.itemsize)
-                + (drafter.page_bytes(tables) if drafter else 0),
+                _page_bytes(engine, tables),
                 tables,
                 request.max_slots,
                 longest,
@@ -124,6 +123,13 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
                 states,
             ),
             "another shard has too little memory for its KV cache; lower --max-total-tokens",
+        )
+    if longest < most and request.max_sequence_tokens == 0 and everyone.rank == 0:
+        log(
+            "WARN",
+            f"the KV cache has room for sequences of up to {longest} tokens, and the model was made for "
+            f"{config.max_positions}: longer requests are refused",
+            progress=True,
         )
     engine.allocate(
         Limits(
@@ -170,7 +176,71 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
         draft_cost=draft_cost,
         draft_trees=engine.limits.draft_trees,
         draft_states=draft_states,
+        max_sequence_tokens=longest,
     )
+
+
+def _longest_that_fits(engine: Engine, request: pb.PrepareRequest, room: Room, most: int) -> int:
+    """How long a sequence may be at most for this rank's memory and the KV cache that is asked for."""
+    if engine.tables(most).count == 0:
+        return most  # what is kept of a sequence is the same, however long it is
+    config = engine.model.config
+    state = state_bytes(config.state_shapes(engine.group), engine.arrays.itemsize) if config.has_state else 0
+
+    def taken(longest: int) -> int:
+        """By pages that hold a sequence, or those that are asked for, and one of zeros."""
+        tables = engine.tables(longest)
+        asked = tables.count * -(-request.max_cache_tokens // BLOCK_SIZE)
+        pages = asked or tables.pages(longest, request.max_step_tokens)
+        return (pages + 1) * _page_bytes(engine, tables)
+
+    def holds(longest: int) -> bool:
+        tables = engine.tables(longest)
+        asked = tables.count * -(-request.max_cache_tokens // BLOCK_SIZE)
+        if asked and asked < tables.pages(longest, request.max_step_tokens):
+            return False
+        return taken(longest) <= _available(engine, request, room, 0)
+
+    def fits(longest: int) -> bool:
+        left = _available(engine, request, room, _step_bytes_of_all(engine, request, longest))
+        if state:
+            left -= state_places_bytes(state, request.max_step_drafts, request.max_slots, left)
+        return taken(longest) <= left
+
+    shortest = min(SHORTEST_CONTEXT, request.max_cache_tokens or SHORTEST_CONTEXT)
+    return longest_that_fits(shortest, most, holds, fits)
+
+
+def _free_room(engine: Engine) -> Room:
+    """The device's memory. What is mapped from the packed cache takes none that is counted as taken, and will."""
+    room = device_room(engine.device)
+    mapped = 0 if engine.packed_cache is None else engine.packed_cache.mapped_bytes
+    return Room(room.total, max(room.free - mapped, 0))
+
+
+def _available(engine: Engine, request: pb.PrepareRequest, room: Room, working: int) -> int:
+    """Bytes for cache and states, where a step needs `working`."""
+    return spare(
+        room,
+        engine.device,
+        request.memory_fraction,
+        held=weight_bytes(engine),
+        working=working,
+        neighbours=engine.group.neighbours,
+    )
+
+
+def _step_bytes_of_all(engine: Engine, request: pb.PrepareRequest, longest: int) -> int:
+    """What the largest step needs beside weights and cache, with a draft model's."""
+    slots, tokens = request.max_slots, request.max_step_tokens
+    needed = _step_bytes(engine, slots, tokens, longest, request.max_step_drafts)
+    return needed + (0 if engine.drafter is None else engine.drafter.working_bytes(slots, tokens, longest))
+
+
+def _page_bytes(engine: Engine, tables: Tables) -> int:
+    layers = numbers_of(engine.model.config.cached_layers(engine.group))
+    drafted = 0 if engine.drafter is None else engine.drafter.page_bytes(tables)
+    return page_bytes(tables, layers, engine.model.cache_shape, engine.arrays.itemsize) + drafted
 
 
 def _groups(engine: Engine, tables: Tables) -> list[pb.CacheGroup]:
@@ -291,6 +361,22 @@ def _step_bytes(
     return native.workspace_bytes(max_step_tokens, rows, longest) + 4 * 4 * rows * config.vocab_size
 
 
+def engine_working_bytes(
+    config: ModelConfig,
+    threads: int,
+    max_slots: int,
+    max_step_tokens: int,
+    longest: int,
+) -> int:
+    """The same of the CPU engine, before there is a program that could be asked (`NativeModel.workspace_bytes`)."""
+    tokens, rows = min(max_step_tokens, max_slots * longest), max(max_slots, PROMPT_LOGITS_AT_ONCE)
+    # Of long sequences every thread has parts, whose results are put together.
+    parts = (4 * threads + config.kv_heads) * (longest // SPLIT + 2) * (config.head_dim + LINE)
+    rotary = longest * config.head_dim * max(len(config.windows), 1)
+    logits = 4 * rows * config.vocab_size
+    return 4 * (tokens * _numbers_of_a_token(config) + parts + rotary + logits) + threads * SCRATCH
+
+
 def working_bytes(
     config: ModelConfig,
     dtype: Any,
@@ -302,15 +388,7 @@ def working_bytes(
 ) -> int:
     """What the largest step needs beside weights and cache, roughly and upwards."""
     tokens = min(max_step_tokens, max_slots * longest)
-    per_token = (
-        3 * config.width
-        # What is made of several residual streams, some of it in fp32.
-        + 12 * (config.residual_width - config.width)
-        + 3 * config.feed_forward
-        + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
-        # What recurrent layers make, some of it in fp32.
-        + 3 * config.mixer_width
-    )
+    per_token = _numbers_of_a_token(config)
     # Queries and results of attention as rectangles, in float64 at most.
     attended = 4 * 8 * config.heads * config.head_dim
     logits = 4 * 4 * min(max_slots + max_step_drafts, tokens) * config.vocab_size
@@ -341,6 +419,19 @@ def working_bytes(
     # As it is in the state, behind one another, and once more where that is copied.
     past = 3 * min(max_slots, tokens) * config.past_numbers * itemsize
     return tokens * (per_token * itemsize + attended) + logits + numbers + attention + pairs + past
+
+
+def _numbers_of_a_token(config: ModelConfig) -> int:
+    """What a step keeps of each of its tokens at once, roughly and upwards."""
+    return (
+        3 * config.width
+        # What is made of several residual streams, some of it in fp32.
+        + 12 * (config.residual_width - config.width)
+        + 3 * config.feed_forward
+        + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
+        # What recurrent layers make, some of it in fp32.
+        + 3 * config.mixer_width
+    )
 
 
 def _free_bytes(engine: Engine) -> int:

@@ -87,6 +87,7 @@ class Request:
     cache: Path
     bar: bool = False
     trusted: bool = False  # the user has agreed to pickled weights and to the repository's code
+    weights: bool = True  # this machine reads them; else other hosts do, and only the rest is wanted
 
     @property
     def storage(self) -> Path:
@@ -197,7 +198,8 @@ def download(request: Request, examine: Callable[[Path], list[str]]) -> Path:
 def begin(request: Request) -> Begun:
     """Everything but the weights, once nothing speaks against the repository so far."""
     listing = look_up(request)
-    leads, pickled = choose(listing.sizes, request)
+    check_small(listing.sizes, request)
+    leads, pickled = choose(listing.sizes, request) if request.weights else (SINGLE, False)
     names = [name for name in listing.sizes if is_small(name) or (request.trusted and is_code(name))]
     if leads not in (SINGLE, PICKLE, *names):
         names.append(leads)
@@ -206,6 +208,8 @@ def begin(request: Request) -> Begun:
     check_room(request, listing, names)
     folder = snapshot(request, names)
     quantization.refuse(read_config(folder), folder)
+    if not request.weights:
+        return Begun(listing, folder, [], False)
     weights = weight_files(folder, leads)
     absent = [name for name in weights if name not in listing.sizes]
     if absent:
@@ -277,8 +281,8 @@ def look_up(request: Request) -> Listing:
     return Listing(info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []})
 
 
-def choose(names: Collection[str], request: Request) -> tuple[str, bool]:
-    """What leads to the weights, and whether they are pickled. Refuses a repository that cannot be served."""
+def check_small(names: Collection[str], request: Request) -> None:
+    """Refuses a repository that lacks what every model needs beside its weights."""
     for name in REQUIRED:
         if name not in names:
             raise Unavailable(f"the model {request.repo} has no {name}")
@@ -286,6 +290,10 @@ def choose(names: Collection[str], request: Request) -> tuple[str, bool]:
         raise Unavailable(
             f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of"
         )
+
+
+def choose(names: Collection[str], request: Request) -> tuple[str, bool]:
+    """What leads to the weights, and whether they are pickled. Refuses a repository that has none that are served."""
     try:
         return choose_weights(names, request.trusted)
     except UnusableModel as error:
@@ -386,10 +394,12 @@ def cached(request: Request, why: str) -> Path:
     except LocalEntryNotFoundError as error:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
     names = {path.name for path in folder.iterdir()}
-    try:
-        weights = weight_files(folder, choose_weights(names, request.trusted)[0])
-    except UnusableModel:
-        weights = [SINGLE]
+    weights: list[str] = []
+    if request.weights:
+        try:
+            weights = weight_files(folder, choose_weights(names, request.trusted)[0])
+        except UnusableModel:
+            weights = [SINGLE]
     tokenizer = older_tokenizer(names) or [TOKENIZER]
     missing = next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
     if missing is not None:

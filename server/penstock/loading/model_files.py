@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ LONGEST_JSON = 100_000_000
 SHOWN = 10
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
+# What numbers are served in, by what the safetensors format calls what they are stored in.
+FLOATS = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 # How files begin that are there in place of others, and what to say of them.
 IMPOSTORS = (
@@ -140,16 +142,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def dtype_name(config: dict[str, Any], wanted: str) -> str:
-    """What --dtype stands for. Raises UnusableModel."""
+def dtype_name(config: dict[str, Any], wanted: str, stored: Callable[[], Mapping[str, Stored]] = dict) -> str:
+    """What --dtype stands for. `stored`: the tensors, asked for where config.json says nothing; of pickled ones none are known. Raises
+    UnusableModel.
+    """
     if wanted != "auto":
         return wanted
     # Of models that read images, too, some say it of their text alone.
     said = [part.get(name) for part in whole_and_text(config) for name in ("dtype", "torch_dtype")]
-    name = str(next(filter(None, said), "float32"))
+    name = str(next(filter(None, said), None) or _dtype_of(stored()))
     if name not in DTYPE_NAMES:
         raise UnusableModel(f"config.json: unsupported dtype {name!r}; choose one by --dtype")
     return name
+
+
+def _dtype_of(stored: Mapping[str, Stored]) -> str:
+    """The dtype that most of the weights have, in bytes; where all are codes, that in which these are served."""
+    sizes: dict[str, int] = {}
+    for one in stored.values():
+        if one.dtype in FLOATS:
+            sizes[FLOATS[one.dtype]] = sizes.get(FLOATS[one.dtype], 0) + one.end - one.begin
+    if not sizes:
+        return "bfloat16" if stored else "float32"
+    return max(sizes, key=lambda name: sizes[name])
 
 
 def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ class PrepareRequest(_message.Message):
     def __init__(self, max_slots: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., max_step_drafts: _Optional[int] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "groups", "snapshots", "draft_cost", "draft_trees", "draft_states")
+    __slots__ = ("pages", "cost", "cache_bytes", "free_bytes", "groups", "snapshots", "draft_cost", "draft_trees", "draft_states", "max_sequence_tokens")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class Prepared(_message.Message):
     DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STATES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pages: int
     cost: CostModel
     cache_bytes: int
@@ -135,7 +136,8 @@ class Prepared(_message.Message):
     draft_cost: CostModel
     draft_trees: bool
     draft_states: int
-    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ..., draft_states: _Optional[int] = ...) -> None: ...
+    max_sequence_tokens: int
+    def __init__(self, pages: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ..., snapshots: _Optional[int] = ..., draft_cost: _Optional[_Union[CostModel, _Mapping]] = ..., draft_trees: _Optional[bool] = ..., draft_states: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ...) -> None: ...
 
 class CacheGroup(_message.Message):
     __slots__ = ("kind", "tables", "reach", "layers", "bytes")

@@ -7,7 +7,7 @@ FBGEMM and ModelOpt (`weight_scale`, for a matrix or for each of its rows). The 
 Formats for Deep Learning", 2022; fp4 and scales that are powers of two: OCP, "Microscaling Formats (MX)", 2023. Must not import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ Codes = npt.NDArray[np.uint8]
 # Endings of the names of scales, and of those that belong to no weight: they are for activations and caches, which are not quantized here.
 OF_WEIGHT = ("_scale_inv", "_scale")
 OF_MODULE = (".scale", ".qscale_weight")
-UNUSED = r".*\.(input_scale|activation_scale|input_global_scale|[kvq]_scale|weight_shape)"
+UNUSED = r".*\.((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
 SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")
 EXPONENTS = ("F8_E8M0", "U8")
 BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
@@ -140,24 +140,43 @@ def find(
     leading = all(one in (1, whole) for one, whole in zip(grid[:-2], shape[:-2], strict=False))
     if len(grid) != len(shape) or not leading or 0 in grid:
         return f"{scales} is {list(given)}, which is no grid of {name}"
-    for down, across in ([block] if block else []) + [(rows // grid[-2] or 1, columns // grid[-1] or 1)]:
-        if (-(-rows // down), -(-columns // across)) == grid[-2:]:
-            return Matrix(name, scales, shape, codes.dtype, is_packed, grid, (down, across))
+    if block and (-(-rows // block[0]), -(-columns // block[1])) == grid[-2:]:
+        return Matrix(name, scales, shape, codes.dtype, is_packed, grid, block)
+    # Without a word of it blocks are of one size: of some that are cut short at the end, nothing says where the others do.
+    if rows % grid[-2] == 0 and columns % grid[-1] == 0:
+        block = rows // grid[-2], columns // grid[-1]
+        return Matrix(name, scales, shape, codes.dtype, is_packed, grid, block)
     return f"{scales} is {list(given)}, which is no grid of {name}"
 
 
 def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How many rows and columns a scale is for, as config.json has it."""
-    for outer in (config, config.get("text_config")):
-        given = outer.get("quantization_config") if isinstance(outer, dict) else None
-        block = given.get("weight_block_size") if isinstance(given, dict) else None
-        if (
-            isinstance(block, list)
-            and len(block) == 2
-            and all(type(side) is int and side > 0 for side in block)
-        ):
-            return block[0], block[1]
+    """How many rows and columns a scale is for, as config.json has it: for all matrices, or (compressed-tensors) for a group of them."""
+    for given in schemes(config):
+        weights = (group.get("weights") for group in groups_of(given))
+        blocks = [one.get("block_structure") for one in weights if isinstance(one, dict)]
+        for block in (given.get("weight_block_size"), *blocks):
+            if (
+                isinstance(block, list)
+                and len(block) == 2
+                and all(type(side) is int and side > 0 for side in block)
+            ):
+                return block[0], block[1]
     return None
+
+
+def schemes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What config.json says of how the weights are quantized, wherever it does."""
+    for outer in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config"):
+            given = outer.get(key) if isinstance(outer, Mapping) else None
+            if isinstance(given, dict):
+                yield given
+
+
+def groups_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The groups of matrices that compressed-tensors have schemes of their own for."""
+    groups = given.get("config_groups")
+    return [one for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
 
 
 def scales_of(name: str, stored: Mapping[str, Any]) -> str | None:

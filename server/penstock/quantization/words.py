@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.loading.model_files import Stored
+from penstock.quantization.codes import groups_of, schemes
 
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
@@ -149,6 +150,10 @@ def find(
         or (groups is None and inputs % count)
     ):
         return f"{scales} is {None if held is None else list(held.shape)}, which is no grid of {codes}"
+    sizes = group_sizes(config)
+    if groups is None and sizes and not any(_agree(count, size, inputs) for size in sizes):
+        said = " or ".join(str(size) for size in sorted(sizes))
+        return f"{scales} has {count} groups of {inputs} inputs, and config.json says group_size {said}"
     if zeros is not None and stored[zeros].shape != (count, rows * bits // 32):
         return f"{zeros} is {list(stored[zeros].shape)}, not {[count, rows * bits // 32]}"
     if groups is not None and stored[groups].shape != (inputs,):
@@ -162,10 +167,28 @@ def find(
     return Words(kind, shape, bits, codes, scales, zeros, groups, int(is_first_version))
 
 
+def group_sizes(config: Mapping[str, Any]) -> set[int]:
+    """How many inputs beside each other have a scale, as config.json has it; -1: all. Empty where it says nothing for all matrices."""
+    found: set[int] = set()
+    for given in schemes(config):
+        if given.get("dynamic"):  # GPTQModel's: some matrices have another
+            return set()
+        for held in (given, *(group.get("weights") for group in groups_of(given))):
+            if isinstance(held, dict):
+                size = held.get("group_size", held.get("q_group_size"))
+                if type(size) is int and (size > 0 or size == -1):
+                    found.add(size)
+                elif held is not given:  # one for each output
+                    found.add(-1)
+    return found
+
+
+def _agree(count: int, size: int, inputs: int) -> bool:
+    return count == 1 if size == -1 or size >= inputs else count * size == inputs
+
+
 def format_of(config: Mapping[str, Any]) -> str:
     """`checkpoint_format` of GPTQ."""
-    for outer in (config, config.get("text_config")):
-        given = outer.get("quantization_config") if isinstance(outer, dict) else None
-        if isinstance(given, dict):
-            return str(given.get("checkpoint_format", ""))
-    return ""
+    return next(
+        (str(given["checkpoint_format"]) for given in schemes(config) if "checkpoint_format" in given), ""
+    )

@@ -58,6 +58,7 @@ class WorkerServicer:
         self._meets_again = meets_again
         self._run: RunCall | None = None
         self._prepared: tuple[pb.PrepareRequest, pb.Prepared] | None = None
+        self._preparing = threading.Lock()
 
     def describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.ModelDescription:
         """What the loaded model is."""
@@ -67,20 +68,24 @@ class WorkerServicer:
         """Allocates, warms up and measures, once. A router that connects again gets the same answer; for one that wants other limits
         the process ends, and is started anew by whoever looks after it.
         """
-        if self._prepared is not None:
-            before, answer = self._prepared
-            if request == before:
-                return answer
-            self._fail(context, OtherLimits("it is prepared for other limits, and ends to be started anew"))
-        try:
-            prepared = self._thread.call(lambda: self._prepare(request))
-        except ValueError as error:
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except (TooLittleMemory, MemoryError) as error:
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "out of memory")
-        except Exception as error:
-            self._fail(context, error)
-        self._prepared = (request, prepared)
+        # One at a time: a router that was started again may come while the first one's Prepare goes on.
+        with self._preparing:
+            if self._prepared is not None:
+                before, answer = self._prepared
+                if request == before:
+                    return answer
+                self._fail(
+                    context, OtherLimits("it is prepared for other limits, and ends to be started anew")
+                )
+            try:
+                prepared = self._thread.call(lambda: self._prepare(request))
+            except ValueError as error:
+                _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except (TooLittleMemory, MemoryError) as error:
+                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "out of memory")
+            except Exception as error:
+                self._fail(context, error)
+            self._prepared = (request, prepared)
         log("INFO", "prepared", pages=prepared.pages, cache_bytes=prepared.cache_bytes)
         return prepared
 

@@ -21,7 +21,7 @@ use crate::clock;
 pub struct PrepareLimits {
     pub max_slots: u32,
     pub max_step_tokens: u32,
-    /// 0: the model's own limit.
+    /// 0: the model's own limit, or what fits.
     pub max_sequence_tokens: u32,
     /// 0: as much as is useful and fits.
     pub max_cache_tokens: u64,
@@ -168,7 +168,7 @@ impl Group {
         output_rank(&self.description)
     }
 
-    /// The fewest pages and places for states of any rank that has some, what all together keep in each group of caches, and otherwise what the one that answers plans says, which measures whole
+    /// The fewest pages and places for states of any rank that has some, the shortest of what each takes for the longest sequence, what all together keep in each group of caches, and otherwise what the one that answers plans says, which measures whole
     /// steps.
     pub fn prepared(&self) -> &Prepared {
         &self.prepared
@@ -200,18 +200,10 @@ impl Group {
         }
     }
 
-    /// Tokens of the longest sequence that the KV cache has room for.
-    pub fn longest_in_cache(&self) -> u32 {
-        self.tables().longest(self.prepared.pages, self.limits.max_step_tokens)
-    }
-
     /// Longest sequence that this group can hold: of the model, the limits and the KV cache.
     pub fn max_sequence_tokens(&self) -> u32 {
-        let asked = match self.limits.max_sequence_tokens {
-            0 => self.description.max_positions.saturating_add(self.description.positions_beside()),
-            limit => limit,
-        };
-        asked.min(self.longest_in_cache())
+        let in_cache = self.tables().longest(self.prepared.pages, self.limits.max_step_tokens);
+        self.prepared.max_sequence_tokens.min(in_cache)
     }
 
     /// Most tokens that input and output of a request may have together.
@@ -302,6 +294,7 @@ async fn prepare(
     };
     let answers = every(ranks.iter_mut().map(|rank| rank.prepare(request))).await?;
     let pages = answers.iter().map(|prepared| prepared.pages).min().unwrap_or(0);
+    let max_sequence_tokens = answers.iter().map(|prepared| prepared.max_sequence_tokens).min().unwrap_or(0);
     let with_state = answers.iter().zip(states).filter(|(_, has_state)| **has_state);
     let with_state = with_state.map(|(prepared, _)| prepared);
     let snapshots = with_state.clone().map(|prepared| prepared.snapshots).min().unwrap_or(0);
@@ -318,7 +311,7 @@ async fn prepare(
     for (at, group) in prepared.groups.iter_mut().enumerate() {
         group.bytes = answers.iter().map(|answer| answer.groups[at].bytes).sum();
     }
-    let prepared = Prepared { pages, snapshots, draft_states, ..prepared };
+    let prepared = Prepared { pages, snapshots, draft_states, max_sequence_tokens, ..prepared };
     let tables = Tables::of(&prepared.groups, description.block_size).map_err(refused)?;
     let has_tables = tables.count() > 0;
     if !has_tables && !states.contains(&true) {
@@ -326,6 +319,9 @@ async fn prepare(
     }
     if has_tables && pages == 0 {
         return Err(refused("no memory is left for the KV cache".into()));
+    }
+    if max_sequence_tokens == 0 {
+        return Err(refused("its longest sequence has 0 tokens".into()));
     }
     Ok((prepared, tables))
 }

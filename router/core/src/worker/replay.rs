@@ -163,8 +163,11 @@ impl Head {
         };
         let tables =
             Tables::of(&self.prepared.groups, self.model.block_size).map_err(ReplayError::Unusable)?;
-        let limits =
-            PrepareLimits { max_cache_tokens: tables.tokens(pages), ..PrepareLimits::from(&self.limits) };
+        let limits = PrepareLimits {
+            max_cache_tokens: tables.tokens(pages),
+            max_sequence_tokens: self.prepared.max_sequence_tokens,
+            ..PrepareLimits::from(&self.limits)
+        };
         let group = Group::start(source, |_| Ok(limits)).await?;
         let here = group.prepared();
         if here.pages < self.prepared.pages

@@ -57,6 +57,8 @@ pub struct MockConfig {
     /// Places for the states in front of drafts.
     pub draft_states: u32,
     pub max_positions: u32,
+    /// Tokens of the longest sequence that it has room for; asked for its own limit, it offers no more.
+    pub fits: u32,
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,
     pub world_size: u32,
@@ -125,7 +127,12 @@ impl MockConfig {
         })
     }
 
+    /// Where nobody asks for a longest sequence.
     pub fn prepared(&self) -> Prepared {
+        let beside = match self.decoder_start_ids.len() as u32 {
+            0 => 0,
+            start => start + self.block_size - 1,
+        };
         Prepared {
             pages: self.pages,
             cost: Some(self.cost),
@@ -136,6 +143,7 @@ impl MockConfig {
             draft_states: self.draft_states,
             draft_cost: (self.wrong_draft_one_in > 0).then_some(self.draft_cost),
             draft_trees: self.draft_trees,
+            max_sequence_tokens: self.max_positions.saturating_add(beside).min(self.fits),
         }
     }
 
@@ -183,6 +191,7 @@ impl Default for MockConfig {
             snapshots: 0,
             draft_states: 0,
             max_positions: 4096,
+            fits: u32::MAX,
             decoder_start_ids: Vec::new(),
             world_size: 1,
             stages: 1,

@@ -196,7 +196,12 @@ impl Worker for Calls {
         if before.is_some_and(|before| before != request) {
             return Err(Status::unavailable("it is prepared for other limits"));
         }
-        Ok(Response::new(self.birth.config.prepared()))
+        let own = self.birth.config.prepared();
+        let max_sequence_tokens = match request.max_sequence_tokens {
+            0 => own.max_sequence_tokens,
+            asked => asked,
+        };
+        Ok(Response::new(Prepared { max_sequence_tokens, ..own }))
     }
 
     async fn run(&self, request: Request<Streaming<ToWorker>>) -> Result<Response<Self::RunStream>, Status> {

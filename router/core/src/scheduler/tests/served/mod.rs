@@ -52,18 +52,21 @@ async fn serve(config: MockConfig, script: Script) -> Served {
     serve_with(config, script, settings).await
 }
 
-async fn serve_with(config: MockConfig, script: Script, settings: Settings) -> Served {
-    let dir = tempfile::tempdir().unwrap();
-    let source = Arc::new(MockSource::with_script(config.clone(), dir.path().into(), script));
-    let limits = PrepareLimits {
+fn limits(max_sequence_tokens: u32) -> PrepareLimits {
+    PrepareLimits {
         max_slots: 32,
         max_step_tokens: 256,
-        max_sequence_tokens: 0,
+        max_sequence_tokens,
         max_cache_tokens: 0,
         memory_fraction: 0.9,
         max_step_drafts: 64,
-    };
-    let group = Group::start(&*source, |_| Ok(limits)).await.unwrap();
+    }
+}
+
+async fn serve_with(config: MockConfig, script: Script, settings: Settings) -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Arc::new(MockSource::with_script(config.clone(), dir.path().into(), script));
+    let group = Group::start(&*source, |_| Ok(limits(0))).await.unwrap();
     let health = tokio::sync::watch::Sender::new(Health::Ready);
     let handle = crate::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     Served { handle, source, health, config, _dir: dir }

@@ -115,6 +115,24 @@ async fn limits_that_do_not_suit_the_model_stop_the_start() {
 }
 
 #[tokio::test]
+async fn a_group_holds_no_longer_sequence_than_its_workers_were_prepared_for() {
+    for (asked, fits, beside, expected) in [
+        (0, 1000, 0, 1000),
+        (0, u32::MAX, 0, 4096),
+        (600, 1000, 0, 600),
+        (0, u32::MAX, 1, 4096),
+        (0, 1000, 1, 984),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            MockConfig { fits, decoder_start_ids: vec![1; beside], pages: 1024, ..MockConfig::default() };
+        let source = MockSource::new(config, dir.path().into());
+        let group = Group::start(&source, |_| Ok(limits(asked))).await.unwrap();
+        assert_eq!(group.max_request_tokens(), expected, "{asked} {fits} {beside}");
+    }
+}
+
+#[tokio::test]
 async fn workers_of_another_version_stop_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let config = MockConfig { contract: MockConfig::default().contract ^ 1, ..MockConfig::default() };
