@@ -279,6 +279,9 @@ impl Core {
             self.finish(key, SequenceEvent::TimeUp, now);
         } else if sequence.slot.is_some() {
             self.send_back(key);
+        } else {
+            // It waits, and what its time was left to was never there.
+            self.due.extend(sequence.stop_at.map(|at| (at, id)));
         }
     }
 
