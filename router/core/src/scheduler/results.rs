@@ -190,6 +190,9 @@ impl Core {
             }
             sequence.collect(&answer.prompt, row.wanted_targets as usize);
             if row.yields == Yields::Nothing {
+                // Its time was left to the token that would have come.
+                let over = sequence.stop_at.filter(|_| sequence.slot.is_none());
+                self.due.extend(over.map(|at| (at, row.id)));
                 continue;
             }
             if row.sample {
