@@ -5,6 +5,7 @@ recipe knows.
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from recurrent_families import RECURRENT
 from safetensors import safe_open
 from transformers import CONFIG_MAPPING, Gemma3TextConfig
 
+from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import dtype_name, eos_ids
 from penstock.models import recipes
 from penstock.models.architectures import left_out
-from penstock.models.config import DecoderConfig
+from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import read_config
-from penstock.models.recipes.vision_language import DEFAULTS
+from penstock.models.recipes.text_defaults import DEFAULTS
+from penstock.models.recipes.vision_language import text_of
 from penstock.parallel.group import TensorGroup
 
 # A family, other names for its tensors, and what such checkpoints hold besides.
@@ -896,6 +899,78 @@ def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> No
 def test_what_published_models_leave_out_of_their_text_is_what_transformers_has(kind: str) -> None:
     theirs = CONFIG_MAPPING[kind]()
     assert {name: getattr(theirs, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+@pytest.mark.parametrize("is_larger", [False, True], ids=["nothing", "sizes"])
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_text_that_says_only_what_differs_is_read_as_transformers_reads_it(
+    kind: str, is_larger: bool
+) -> None:
+    default = CONFIG_MAPPING[kind]()
+    given = {name: 2 * getattr(default, name) for name in ("hidden_size", "num_attention_heads") if is_larger}
+    if kind == "persimmon":
+        given["rope_theta"] = 10000.0  # the class's own, and not that of Fuyu
+    whole = json.loads(CONFIG_MAPPING[kind](**given).to_json_string(use_diff=False))
+
+    def read(text: dict[str, Any]) -> DecoderConfig:
+        config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+        found = read_config(config | {"tie_word_embeddings": False})
+        assert isinstance(found, DecoderConfig)
+        return replace(found, tied_head=False)
+
+    assert read({"model_type": kind, **given}) == read(whole | {"model_type": kind})
+
+
+def test_a_window_of_null_is_none_and_one_left_out_is_that_of_the_class() -> None:
+    def windows(**text: Any) -> set[Window | None]:
+        config = {
+            "architectures": ["Idefics2ForConditionalGeneration"],
+            "model_type": "idefics2",
+            "text_config": {"model_type": "mistral", **text},
+        }
+        read = read_config(config)
+        assert isinstance(read, DecoderConfig)
+        return set(read.layer_windows)
+
+    assert windows() == {Window(4096)}
+    assert windows(sliding_window=None) == {None}
+
+
+def test_the_text_within_a_thinker_is_found() -> None:
+    """Qwen3-ASR as it is quoted: neither its thinker nor its text has a model_type."""
+    text = {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 65536,
+        "rope_theta": 1000000,
+        "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
+        "eos_token_id": 151645,
+    }
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    config = {
+        "architectures": ["Qwen3ASRForConditionalGeneration"],
+        "model_type": "qwen3_asr",
+        "thinker_config": {"dtype": "bfloat16", "text_config": text, "quantization_config": quantized},
+    }
+    read = read_config(config)
+    assert isinstance(read, DecoderConfig) and (read.width, read.num_layers) == (2048, 28)
+    assert dtype_name(config, "auto") == "bfloat16" and eos_ids(config, None) == [151645]
+    assert quantization.published(config) == "groups_128"
+    assert quantization.scheme_of(config, Path("nowhere")) == ("gptq", "config.json: quantization_config")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen2_5_omni_thinker", "cohere_compass"])
+def test_whether_the_head_is_tied_is_said_by_the_whole_where_transformers_reads_it_there(kind: str) -> None:
+    theirs = json.loads(CONFIG_MAPPING[kind]().to_json_string())
+    assert (theirs["tie_word_embeddings"], theirs["text_config"]["tie_word_embeddings"]) == (False, True)
+    for tied in (False, True):
+        assert text_of(theirs | {"tie_word_embeddings": tied})["tie_word_embeddings"] == tied
+    assert text_of({name: theirs[name] for name in ("model_type", "text_config")})["tie_word_embeddings"]
 
 
 def test_llava_as_published_says_little_of_its_text() -> None:

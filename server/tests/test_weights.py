@@ -242,7 +242,9 @@ def test_a_head_that_differs_from_the_embedding_is_kept_whatever_config_ties(
         capsys.readouterr()
         checkpoints.write(folder, tied, weights)
         found = recipes.load(tied, folder, torch.float32, CPU, group)
-        assert "and lm_head.weight differs from model.embed_tokens.weight: it is kept" in capsys.readouterr().err
+        assert (
+            "and lm_head.weight differs from model.embed_tokens.weight: it is kept" in capsys.readouterr().err
+        )
         assert isinstance(wanted, Decoder) and isinstance(found, Decoder)
         pairs = zip(found.weights(), wanted.weights(), strict=True)
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
