@@ -17,7 +17,7 @@ from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
 from safetensors import safe_open
-from transformers import CONFIG_MAPPING, Gemma3TextConfig
+from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 
 from penstock import quantization
 from penstock.errors import UnusableModel
@@ -767,6 +767,19 @@ def test_what_is_left_out_is_named(config: dict[str, Any], sentence: str | None)
     assert left_out(config) == sentence
 
 
+# Those whose configuration transformers saves in other words than it is published in.
+RESAVED = (
+    "Cohere Compass",
+    "Gemma 4 12B",
+    "Gemma 4 26B A4B",
+    "Gemma 4 31B",
+    "Gemma 4 E2B, E4B",
+    "Gemma 4 with images",
+    "Ling 3.0",
+    "Qwen 3.5",
+    "dots 3 Note",
+)
+
 # Families whose layers are of several kinds, and config.json with another pattern than that of the weights.
 PATTERNS: list[tuple[str, dict[str, Any]]] = [
     ("LFM2", {"layer_types": ["full_attention", "conv", "full_attention", "conv"]}),
@@ -899,6 +912,33 @@ def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> No
 def test_what_published_models_leave_out_of_their_text_is_what_transformers_has(kind: str) -> None:
     theirs = CONFIG_MAPPING[kind]()
     assert {name: getattr(theirs, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+@pytest.mark.parametrize("family", RESAVED)
+def test_a_config_that_transformers_saves_again_is_read_as_before(family: str, tmp_path: Path) -> None:
+    published = FAMILIES[family]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text()) | {"architectures": published["architectures"]}
+    assert saved != published
+    assert read_config(saved) == read_config(published)
+
+
+def test_other_fields_of_single_layers_are_refused_by_name() -> None:
+    with pytest.raises(UnusableModel, match="per_layer_config has sliding_window, which no recipe knows"):
+        read_config(FAMILIES["Gemma 4 31B"] | {"per_layer_config": {"2": {"sliding_window": 4}}})
+
+
+def test_null_is_no_factor_where_transformers_has_none() -> None:
+    def read(family: str, **changes: Any) -> DecoderConfig:
+        found = read_config(FAMILIES[family] | changes)
+        assert isinstance(found, DecoderConfig)
+        return found
+
+    assert read("MiniCPM 3", scale_depth=None).residual_scale == 1
+    assert read("MiniCPM 3", dim_model_base=None).logit_scale == 1
+    text = FAMILIES["Cohere Compass"]["text_config"]
+    assert read("Cohere Compass", text_config=text | {"logit_scale": None}).logit_scale == 1
 
 
 @pytest.mark.parametrize("is_larger", [False, True], ids=["nothing", "sizes"])
