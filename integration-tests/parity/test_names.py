@@ -941,6 +941,33 @@ def test_null_is_no_factor_where_transformers_has_none() -> None:
     assert read("Cohere Compass", text_config=text | {"logit_scale": None}).logit_scale == 1
 
 
+def test_the_original_length_of_the_whole_configuration_goes_before_that_of_its_table() -> None:
+    def original(config: dict[str, Any]) -> set[int]:
+        read = read_config(config)
+        assert isinstance(read, DecoderConfig)
+        return {rope.original_max_position_embeddings for rope in read.ropes}
+
+    for kind, more in (("yarn", {}), ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0})):
+        table = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 64, **more}
+        config = FAMILIES["LLaMA 2"] | {"rope_scaling": table}
+        assert original(config) == {64}
+        assert original(config | {"original_max_position_embeddings": 32}) == {32}
+        theirs = CONFIG_MAPPING["llama"](**config, original_max_position_embeddings=32)
+        theirs.standardize_rope_params()
+        assert theirs.rope_parameters["original_max_position_embeddings"] == 32
+
+
+def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:
+    config = FAMILIES["SmolLM3"] | {"use_sliding_window": True, "sliding_window": 24, "layer_types": None}
+    read = read_config(config)
+    assert isinstance(read, DecoderConfig)
+    theirs = CONFIG_MAPPING["smollm3"](**config)
+    assert [window is not None for window in read.layer_windows] == [
+        kind == "sliding_attention" for kind in theirs.layer_types
+    ]
+    assert len(set(read.layer_windows)) == 2
+
+
 @pytest.mark.parametrize("is_larger", [False, True], ids=["nothing", "sizes"])
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_a_text_that_says_only_what_differs_is_read_as_transformers_reads_it(
