@@ -3,6 +3,7 @@ recipe knows.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
-from models import ids, make
+from models import ids, kind_of, make
 from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
@@ -642,6 +643,15 @@ def test_a_checkpoint_may_have_the_other_names_of_its_family(family: str, tmp_pa
     torch.testing.assert_close(logits(), before, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["Kimi K2.5, Kimi-VL", "Qianfan-OCR", "Nemotron 3.5 Transcribe"])
+def test_a_published_model_that_transformers_saves_again_is_read(family: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "published", FAMILIES[family])
+    again = tmp_path / "again"
+    kind_of(FAMILIES[family]).from_pretrained(folder, dtype=torch.float32).save_pretrained(again)
+    (again / "config.json").write_text(json.dumps(FAMILIES[family]))
+    torch.testing.assert_close(logits_of_text(again), logits_of_text(folder), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("whole", WHOLES)
 def test_the_text_of_a_larger_model_is_the_text_model(whole: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
@@ -955,6 +965,18 @@ def test_the_original_length_of_the_whole_configuration_goes_before_that_of_its_
         theirs = CONFIG_MAPPING["llama"](**config, original_max_position_embeddings=32)
         theirs.standardize_rope_params()
         assert theirs.rope_parameters["original_max_position_embeddings"] == 32
+
+
+def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
+    """Which transformers 5.23 does not read: MosaicML's `gen_slopes`."""
+    config = FAMILIES["MPT"]
+    read = read_config(config | {"attn_config": config["attn_config"] | {"alibi_bias_max": 16}})
+    assert isinstance(read, DecoderConfig)
+    above = 2 ** math.ceil(math.log2(read.heads))
+    slopes = [1 / 2 ** (head * 16 / above) for head in range(1, above + 1)]
+    if above != read.heads:
+        slopes = (slopes[1::2] + slopes[::2])[: read.heads]
+    assert read.slopes == pytest.approx(slopes, rel=1e-12)
 
 
 def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:

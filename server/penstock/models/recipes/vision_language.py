@@ -233,6 +233,21 @@ def keys_of_diffusers(keys: CheckpointKeys) -> CheckpointKeys:
     return replace(keys, **renamed)
 
 
+# What transformers 5.23 calls the layers of the text where it saves these models again, since the names of the encoder are given to them as
+# well: the prefix of the published names, and a layer below it.
+SAVED_AGAIN = {
+    "kimi_k25": ("language_model.model.", "blocks.{}."),
+    "qianfan_ocr": ("language_model.model.", "encoder.layers.{}."),
+}
+
+
+def names_of_layers(config: dict[str, Any], keys: CheckpointKeys, checkpoint: Checkpoint) -> CheckpointKeys:
+    """The same with those in the checkpoint."""
+    prefix, layer = SAVED_AGAIN.get(str(config.get("model_type")), ("", ""))
+    first = f"{prefix}{layer.format(0)}{keys.attention_norm}.weight"
+    return replace(keys, layer=layer) if layer and checkpoint.has(first) else keys
+
+
 @dataclass(frozen=True)
 class TextRecipe(DecoderRecipe):
     """Reads the text model as its family's recipe does."""
@@ -242,16 +257,16 @@ class TextRecipe(DecoderRecipe):
     ) -> Callable[[DecoderConfig, CheckpointKeys, Checkpoint, TensorGroup], ModelLoader]:
         """See Recipe."""
         loader = recipe_of_text(text_of(config)).loader
-        if not str(config.get("model_type")).startswith("cosmos3"):
-            return loader
+        is_cosmos = str(config.get("model_type")).startswith("cosmos3")
 
-        def loader_of_cosmos(
+        def loader_of_names(
             shape: DecoderConfig, keys: CheckpointKeys, checkpoint: Checkpoint, group: TensorGroup
         ) -> ModelLoader:
-            renamed = checkpoint.has("layers.0.self_attn.to_q.weight")
-            return loader(shape, keys_of_diffusers(keys) if renamed else keys, checkpoint, group)
+            if is_cosmos and checkpoint.has("layers.0.self_attn.to_q.weight"):
+                keys = keys_of_diffusers(keys)
+            return loader(shape, names_of_layers(config, keys, checkpoint), checkpoint, group)
 
-        return loader_of_cosmos
+        return loader_of_names
 
 
 RECIPE = TextRecipe(read_config, keys)
