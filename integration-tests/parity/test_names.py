@@ -934,9 +934,36 @@ def test_a_config_that_transformers_saves_again_is_read_as_before(family: str, t
     assert read_config(saved) == read_config(published)
 
 
+@pytest.mark.parametrize("kind", ["gemma4_text", "gemma4_unified_text", "dots3_note_text"])
+def test_fields_of_single_layers_are_found_in_models_of_more_than_ten(kind: str) -> None:
+    """Whose numbers transformers writes with two digits."""
+    whole = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
+    name = {"dots3_note_text": "Dots3NoteForCausalLM"}.get(kind, "Gemma4ForCausalLM")
+    read = read_config(whole | {"architectures": [name], "model_type": kind})
+    assert isinstance(read, DecoderConfig)
+    given = whole["per_layer_config"]
+    assert any(len(key) == 2 and key.startswith("0") for key in given)
+    for key, own in given.items():
+        at = int(key)
+        assert read.heads_of(at) == own.get("num_attention_heads", whole["num_attention_heads"])
+        if kind != "dots3_note_text":
+            assert read.head_dim_of(at) == own["head_dim"]
+    assert read == read_config(
+        whole
+        | {"per_layer_config": {str(int(key)): own for key, own in given.items()}}
+        | {"architectures": [name], "model_type": kind}
+    )
+
+
 def test_other_fields_of_single_layers_are_refused_by_name() -> None:
-    with pytest.raises(UnusableModel, match="per_layer_config has sliding_window, which no recipe knows"):
-        read_config(FAMILIES["Gemma 4 31B"] | {"per_layer_config": {"2": {"sliding_window": 4}}})
+    for given, message in (
+        ({"2": {"sliding_window": 4}}, "per_layer_config has sliding_window, which no recipe knows"),
+        ({"6": {"head_dim": 4}}, "per_layer_config has '6', which is none of 6 layers"),
+        ({"x": {}}, "per_layer_config has 'x', which is none of 6 layers"),
+        ({"1": 4}, "1 is not an object"),
+    ):
+        with pytest.raises(UnusableModel, match=message):
+            read_config(FAMILIES["Gemma 4 31B"] | {"per_layer_config": given})
 
 
 def test_null_is_no_factor_where_transformers_has_none() -> None:
@@ -961,8 +988,9 @@ def test_the_original_length_of_the_whole_configuration_goes_before_that_of_its_
         table = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 64, **more}
         config = FAMILIES["LLaMA 2"] | {"rope_scaling": table}
         assert original(config) == {64}
-        assert original(config | {"original_max_position_embeddings": 32}) == {32}
-        theirs = CONFIG_MAPPING["llama"](**config, original_max_position_embeddings=32)
+        longer = config | {"original_max_position_embeddings": 32}
+        assert original(longer) == {32}
+        theirs = CONFIG_MAPPING["llama"](**longer)
         theirs.standardize_rope_params()
         assert theirs.rope_parameters["original_max_position_embeddings"] == 32
 

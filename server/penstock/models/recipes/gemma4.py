@@ -131,19 +131,13 @@ def heads_of_layers(fields: Fields, kinds: list[str], heads: int, near: Heads) -
         far = Heads(fields.count("global_head_dim", default=512), kv_heads)
         found = [near if kind == "sliding_attention" else far for kind in kinds]
     else:
-        given = fields.part("per_layer_config")
-        layers = [given.part(str(at)) for at in range(len(kinds))]
-        unknown = {name for layer in layers for name in layer.config} - {"head_dim", "num_key_value_heads"}
-        if unknown:
-            raise UnusableModel(
-                f"config.json: per_layer_config has {', '.join(sorted(unknown))}, which no recipe knows"
-            )
+        of_layers = fields.of_layers(len(kinds), "head_dim", "num_key_value_heads")
         found = [
             Heads(
                 layer.count("head_dim", default=near.size),
                 layer.count("num_key_value_heads", default=near.kv_heads),
             )
-            for layer in layers
+            for layer in map(Fields, of_layers)
         ]
     for kind, own in zip(kinds, found, strict=True):
         if heads % own.kv_heads:
