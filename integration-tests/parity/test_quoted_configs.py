@@ -125,8 +125,6 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
         if isinstance(text.get(name), list) and others.get(name, 0) is not None:  # one for each layer
             others[name] = max(text[name])
     scaling = text.get("rope_scaling") or {}
-    if scaling.get("type") == "dynamic" and scaling["factor"] > 1:
-        others["max_position_embeddings"] = int(text["max_position_embeddings"] * scaling["factor"])
     if "alpha" in scaling:  # of Hunyuan: a stretch of the base
         rotated = text["head_dim"]
         others["rope_theta"] = text["rope_theta"] * scaling["alpha"] ** (rotated / (rotated - 2))

@@ -176,6 +176,20 @@ def test_codes_are_loaded_as_what_they_stand_for(
     assert all(map(torch.equal, coded.weights(), plain.weights()))
 
 
+@pytest.mark.parametrize("kind", ["rows", "compressed"])
+def test_a_head_in_codes_is_kept_though_config_ties_it_to_the_embedding(kind: str, tmp_path: Path) -> None:
+    coded, plain = written(tmp_path, kind)
+    held, exact = (load_file(folder / "model.safetensors") for folder in (coded, plain))
+    made, exact["lm_head.weight"] = KINDS[kind][0](held.pop("lm_head.weight").float(), 77)
+    config = check_folder(plain)
+    checkpoints.write(plain, config, exact)
+    held |= {f"lm_head.{e[1:]}" if e[0:1] == "@" else f"lm_head.weight{e}": part for e, part in made.items()}
+    scheme = {"quantization_config": KINDS[kind][1]}
+    checkpoints.write(coded, config | scheme | {"tie_word_embeddings": True}, held)
+    found, wanted = (recipes.load(check_folder(one), one, torch.float32, CPU) for one in (coded, plain))
+    assert all(torch.equal(*pair) for pair in zip(found.weights(), wanted.weights(), strict=True))
+
+
 def gpt_oss(tmp_path: Path) -> tuple[Path, Path]:
     """A model with experts in blocks of fp4, and the same in bf16, where matrices are (in, out)."""
     config: dict[str, Any] = {

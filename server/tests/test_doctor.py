@@ -253,6 +253,18 @@ def test_an_encoder_decoder_is_described(family: str, tmp_path: Path) -> None:
     assert report.recipe in ("t5", "bart") and report.fits[-1].sequences > 10
 
 
+def test_dynamic_rotary_tables_are_stretched_only_where_longer_sequences_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    config = checkpoints.config(vocab_size=4096, max_position_embeddings=512, rope_scaling=scaling)
+    folder = write(tmp_path / "model", config)
+    report = examine(folder, Question())
+    assert (report.context, report.longer_context) == (512, True)
+    assert examine(folder, Question(longest=2048)).would_serve
+    assert "--max-total-tokens 2049 is more than the 2048 positions" in problem(folder, longest=2049)
+
+
 def test_linear_biases_allow_longer_sequences(tmp_path: Path) -> None:
     plain = examine(write(tmp_path / "plain"), Question())
     assert not plain.longer_context and "--max-total-tokens" not in as_text(plain)

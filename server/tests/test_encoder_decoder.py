@@ -118,6 +118,41 @@ def test_logits_match_transformers_in_a_crowd_and_token_by_token(
         seen[family][mode] = f"{seen[family][mode]}, {short}" if mode in seen[family] else short
 
 
+@pytest.mark.parametrize("family", ["T5", "BART", "M2M-100, NLLB"])
+def test_a_head_that_differs_from_the_embedding_is_kept(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.setenv(cpu_engine.VARIABLE, "none")
+    folder = write(tmp_path, family)
+    held = load_file(folder / "model.safetensors")
+    head = torch.randn(held["shared.weight" if family == "T5" else "model.shared.weight"].shape)
+    save_file(held | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    wanted = Reference(family, torch.float32)
+    wanted.exact.lm_head.weight = torch.nn.Parameter(head)
+    driver = Driver(folder, torch.float32)
+    driver.step([row(0, padded(SHORT) + SAID[:9], 0, blocks(32 + 52, 0), start={"encoder": len(SHORT)})])
+    wanted.check(driver.last_logits()[0], SHORT, 8)
+
+
+@pytest.mark.parametrize("family", ["T5", "BART"])
+def test_an_embedding_of_one_side_is_refused_by_name_and_a_copy_ignored(family: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = write(tmp_path, family)
+    held = load_file(folder / "model.safetensors")
+    at = "" if family == "T5" else "model."
+    copy, name = held[f"{at}shared.weight"].clone(), f"{at}decoder.embed_tokens.weight"
+    save_file(held | {name: copy}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    load(config, folder, torch.float32, torch.device("cpu"))
+    copy[-1, -1] += 1
+    save_file(held | {name: copy}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnusableModel, match=f"{name} differs from {at}shared.weight"):
+        load(config, folder, torch.float32, torch.device("cpu"))
+
+
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU the order of sums is the library's")
 @pytest.mark.parametrize(
     ("dtype", "runs"),

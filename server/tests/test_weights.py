@@ -23,7 +23,7 @@ from penstock.loading.model_files import Stored, dtype_name
 from penstock.loading.tensor_reader import TensorReader
 from penstock.models import recipes
 from penstock.models.decoder import Attention, Decoder
-from penstock.parallel.group import TensorGroup
+from penstock.parallel.group import Pipeline, TensorGroup
 from penstock_kernels import tensors
 from penstock_kernels.tensors import in_torch
 
@@ -222,6 +222,52 @@ def test_known_leftovers_are_ignored(folder: Path) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     load(checkpoints.write(folder, config, weights))
+
+
+def test_a_head_that_differs_from_the_embedding_is_kept_whatever_config_ties(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untied, tied = checkpoints.config(), checkpoints.config(tie_word_embeddings=True)
+    weights = checkpoints.tensors(untied)
+    # Only the last row differs: all of them are compared.
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["lm_head.weight"][-1, -1] += 1
+    for group in (
+        TensorGroup(),
+        TensorGroup(0, 2),
+        TensorGroup(1, 2),
+        *(TensorGroup(pipeline=Pipeline(at, 2, TensorGroup(at, 2))) for at in range(2)),
+    ):
+        checkpoints.write(folder, untied, weights)
+        wanted = recipes.load(untied, folder, torch.float32, CPU, group)
+        capsys.readouterr()
+        checkpoints.write(folder, tied, weights)
+        found = recipes.load(tied, folder, torch.float32, CPU, group)
+        assert (
+            "and lm_head.weight differs from model.embed_tokens.weight: it is kept" in capsys.readouterr().err
+        )
+        assert isinstance(wanted, Decoder) and isinstance(found, Decoder)
+        pairs = zip(found.weights(), wanted.weights(), strict=True)
+        assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+        assert (found.parameters, found.repeated_parameters) == (wanted.parameters, 0)
+
+
+def test_a_head_that_is_the_embedding_in_another_dtype_is_tied(folder: Path) -> None:
+    config = checkpoints.config(tie_word_embeddings=True)
+    weights = checkpoints.tensors(config)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].bfloat16()
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].float()
+    model = load(checkpoints.write(folder, config, weights)).model
+    assert isinstance(model, Decoder)
+    assert model.ends.head is not None and model.ends.embedding is not None
+    assert model.ends.head.weight_OI is model.ends.embedding.weight_VE
+
+
+def test_a_head_of_another_shape_than_a_tied_one_is_refused(folder: Path) -> None:
+    config = checkpoints.config(tie_word_embeddings=True)
+    weights = checkpoints.tensors(config)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"][:-1].clone()
+    assert "lm_head.weight is [198, 64], not [199, 64]" in refusal(checkpoints.write(folder, config, weights))
 
 
 @pytest.mark.parametrize(

@@ -288,9 +288,9 @@ def fallback_shape(
 
 def length(shape: ModelConfig, longest: int, report: Report) -> None:
     """Whether the model has positions for a sequence of that length."""
-    if longest > shape.max_positions and not shape.positions_go_on:
+    if longest > shape.most_positions:
         report.problems.append(
-            f"--max-total-tokens {longest} is more than the {shape.max_positions} positions this model was made for"
+            f"--max-total-tokens {longest} is more than the {shape.most_positions} positions this model was made for"
         )
 
 
@@ -440,9 +440,9 @@ def drafts(
     found = Drafting(shape, weight_bytes, layers, rows * size * dtype.itemsize)
     report.draft_weight_bytes, report.draft_kv_bytes_per_token = weight_bytes, layers * found.row_bytes
     longest = question.longest or served.usual_positions
-    if not shape.positions_go_on and longest > shape.max_positions:
+    if longest > shape.most_positions:
         report.problems.append(
-            f"{FLAG}: the draft model was made for {shape.max_positions} positions, and sequences have up to {longest}; "
+            f"{FLAG}: the draft model was made for {shape.most_positions} positions, and sequences have up to {longest}; "
             "lower --max-total-tokens"
         )
     return found

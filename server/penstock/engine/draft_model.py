@@ -62,7 +62,7 @@ class DraftModel:
         self.model_type = str(config.get("model_type", ""))
         self.parameters = model.parameters
         shape = model.config
-        self.max_positions = 1 << 31 if shape.positions_go_on else shape.max_positions
+        self.max_positions = shape.most_positions
         self._layers = numbers_of(shape.cached_layers(ALONE))
 
     @property

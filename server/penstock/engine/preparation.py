@@ -61,9 +61,9 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
     for name in ("max_slots", "max_step_tokens"):
         if getattr(request, name) < 1:
             raise ValueError(f"{name} is 0")
-    if longest > most and not config.positions_go_on:
+    if longest > max(most, config.most_positions):
         raise ValueError(
-            f"max_sequence_tokens is {longest}, and the model was made for {config.max_positions} "
+            f"max_sequence_tokens is {longest}, and the model was made for {config.most_positions} "
             "(--max-total-tokens)"
         )
     drafter = engine.drafter

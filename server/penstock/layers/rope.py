@@ -45,12 +45,19 @@ class RopeConfig:
 
     @property
     def max_positions(self) -> int:
-        """The longest sequence the model was made for."""
-        if self.variant in ("linear", "dynamic"):
+        """The longest sequence the model was made for. Dynamic tables are as they were trained up to there."""
+        if self.variant == "linear":
             return int(self.max_position_embeddings * self.factor)
         if self.variant == "yarn":
             return max(self.max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
         return self.max_position_embeddings
+
+    @property
+    def most_positions(self) -> int:
+        """The longest that may be asked for: a dynamic table stretches, for every sequence, if longer ones are to be served."""
+        if self.variant == "dynamic":
+            return max(self.max_position_embeddings, int(self.max_position_embeddings * self.factor))
+        return self.max_positions
 
 
 def read_rope(
@@ -71,7 +78,8 @@ def read_rope(
     given = config.get(key) or {}
     if not isinstance(given, dict):
         raise UnusableModel(f"config.json: {key} is not an object")
-    if kind is not None and isinstance(given.get(kind), dict):
+    is_nested = kind is not None and isinstance(given.get(kind), dict)
+    if is_nested:
         given = given[kind]
     variant = str(given.get("rope_type") or given.get("type") or "default")
     variant = {"su": "longrope", "none": "default"}.get(variant, variant)
@@ -118,8 +126,10 @@ def read_rope(
     base = theta if base is None else base
     if isinstance(base, bool) or not isinstance(base, (int, float)) or not base > 0:
         raise UnusableModel("config.json: rope_theta is not a positive number")
-    original = given.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    original = int(original or max_position_embeddings)
+    # What the whole configuration says goes first, as in transformers, which does not look there for a kind of layers.
+    places = (given, config) if is_nested else (config, given)
+    found = (place.get("original_max_position_embeddings") for place in places)
+    original = int(next(filter(None, found), max_position_embeddings))
     factor = 1.0
     if variant in ("linear", "dynamic", "llama3"):
         factor = number("factor")

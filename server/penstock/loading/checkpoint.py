@@ -22,6 +22,7 @@ from penstock.loading.memory import device_room
 from penstock.loading.model_files import CONFIG, Stored, gigabytes, listed, read_json, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
 from penstock.quantization import codes, words
+from penstock.telemetry import log
 from penstock_kernels import tensors
 from penstock_kernels.tensors import Dtype, Tensor
 
@@ -85,6 +86,7 @@ class Checkpoint:
         self._config = read_json(folder, CONFIG) or {}
         self._has_codes = False
         self._used: dict[str, int] = {}
+        self._copies: dict[tuple[str, str], bool] = {}
         self._plan = _Plan()
         self._missing: list[str] = []
         self._misshapen: list[str] = []
@@ -113,6 +115,28 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of this name."""
         return name in self._stored or words.is_there(name, self._stored)
+
+    def is_copy(self, name: str, of: str, shape: tuple[int, ...]) -> bool:
+        """Whether the tensor `name` has this shape and holds the first rows of the tensor `of` once more. What is made depends on it, so
+        that both are read for it in a rehearsal, too. A matrix of codes is no copy, nor is what cannot be served.
+        """
+        ours, theirs = self._stored.get(name), self._stored.get(of)
+        if ours is None or theirs is None or not {ours.dtype, theirs.dtype} <= FLOATS.keys():
+            return False
+        if ours.shape != shape or theirs.shape[1:] != shape[1:] or theirs.shape[0] < shape[0]:
+            return False
+        if (name, of) not in self._copies:
+            self._copies[name, of] = self._reader.are_equal(name, of)
+        return self._copies[name, of]
+
+    def tell_of_head(self, name: str, embedding: str) -> None:
+        """Logs that the head `name` is kept, though config.json ties it to the embedding."""
+        if not self.is_rehearsal:
+            log(
+                "WARN",
+                f"config.json ties the head to the embedding (tie_word_embeddings), and {name} differs from {embedding}: it is kept",
+                progress=True,
+            )
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Checks a tensor that another rank reads."""

@@ -168,9 +168,12 @@ def _dtype_of(stored: Mapping[str, Stored]) -> str:
 
 
 def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """config.json, and the text model's own where it reads images, too."""
-    text = [config.get(name) for name in ("text_config", "llm_config")]
-    return [config, *(part for part in text if isinstance(part, dict))]
+    """config.json, and what it says of the text model where that is a part of it: the outer parts first."""
+    found = [config]
+    for part in found:
+        inner = (part.get(name) for name in ("text_config", "llm_config", "thinker_config"))
+        found += [one for one in inner if isinstance(one, dict)]
+    return found
 
 
 def eos_ids(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:

@@ -110,6 +110,19 @@ class TensorReader:
                     side += wide
             at += count
 
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether a tensor's rows are the first ones of another tensor. Reads piece by piece, up to the first that differs."""
+        ours, theirs = self._source(name), self._source(other)
+        count = max(PIECE * len(ours) // max(ours.nbytes, 1), 1)
+        for at in range(0, len(ours), count):
+            pieces = ours[at : at + count], theirs[at : at + count][: len(ours) - at]
+            mine, others = pieces if ours.dtype == theirs.dtype else [piece.float() for piece in pieces]
+            if not np.array_equal(host(mine), host(others)):
+                return False
+            for one, piece in zip((name, other), pieces, strict=True):
+                self._let_go(self.stored[one].file, piece)
+        return True
+
     def is_zero(self, name: str) -> bool:
         """Whether all numbers of a tensor are 0."""
         return self.stored[name].dtype in DTYPES and not host(self._source(name)).any()

@@ -22,6 +22,9 @@ from penstock.models.recurrent_config import (
 from penstock.parallel.group import TensorGroup
 from penstock_kernels.routing import Routing
 
+# Positions of a model that has no last one.
+NO_END = 1 << 31
+
 
 @dataclass(frozen=True)
 class Window:
@@ -520,12 +523,22 @@ class DecoderConfig:
         return self.max_positions
 
     @property
-    def positions_go_on(self) -> bool:
-        """Whether a sequence may be longer than those the model was made for: linear biases have no end, and are all
-        that tells positions apart; and nothing attends in a model whose layers are all recurrent.
+    def most_positions(self) -> int:
+        """Of a sequence that is asked for: linear biases have no end, and are all that tells positions apart; nothing attends in a
+        model whose layers are all recurrent; and dynamic rotary tables stretch.
         """
-        ends = bool(self.ropes) or bool(self.learned_positions)
-        return not ends and (bool(self.slopes) or not self.layer_windows)
+        if self.learned_positions:
+            return self.max_positions
+        if not self.ropes:
+            return NO_END if self.slopes or not self.layer_windows else self.max_positions
+        if any(rope.variant != "dynamic" for rope in self.ropes):
+            return self.max_positions
+        return max(self.max_positions, min(rope.most_positions for rope in self.ropes))
+
+    @property
+    def positions_go_on(self) -> bool:
+        """Whether a sequence may be longer than those the model was made for."""
+        return self.most_positions > self.max_positions
 
     @property
     def plain_scores(self) -> bool:

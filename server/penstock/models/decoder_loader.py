@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import penstock_kernels as ops
@@ -73,6 +74,7 @@ class Loader:
 
     def load(self) -> Decoder:
         """This rank's part of the model. Raises UnusableModel where checkpoint and config.json contradict each other."""
+        self.settle_head()
         mine = self.config.layers_of(self.group)
         self.checkpoint.gives_back = self.quantizer is not None
         layers = [self.finished(self.layer(index)) for index in mine]
@@ -86,6 +88,19 @@ class Loader:
             ignored.append(re.escape(self.head) + r"\.weight")
         self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
         return decoder
+
+    def settle_head(self) -> None:
+        """Keeps the head of a checkpoint that holds another one than the embedding, whatever config.json says: transformers ties no two
+        matrices that differ.
+        """
+        config, keys, checkpoint, name = self.config, self.keys, self.checkpoint, f"{self.head}.weight"
+        if not config.tied_head or not checkpoint.has(name):
+            return
+        shape = (config.vocab_size, config.embedding_width or config.width)
+        embedding = f"{self.prefix}{keys.embedding}.{self.embedding_kind}"
+        if not checkpoint.is_copy(name, embedding, shape):
+            self.config = replace(config, tied_head=False)
+            checkpoint.tell_of_head(name, embedding)
 
     def finished(self, layer: Layer) -> Layer:
         """The layer, quantized where that is asked for, or where torch has it: the next one is read when it is gone from here."""

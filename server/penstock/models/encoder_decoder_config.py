@@ -85,6 +85,11 @@ class EncoderDecoderConfig:
         return self.max_positions if self.max_side_positions else 4096
 
     @property
+    def most_positions(self) -> int:
+        """No more."""
+        return self.max_positions
+
+    @property
     def positions_go_on(self) -> bool:
         """Its sides are bounded each, or not at all."""
         return False

@@ -28,6 +28,7 @@ from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
 from penstock_kernels.tensors import Dtype
 
+HEAD = "lm_head.weight"
 # The logit of a token that is never said: finite, since logits that are not are refused.
 NEVER = -1e9
 
@@ -98,8 +99,8 @@ class EncoderDecoderLoader:
         shape = (config.vocab_size, config.width)
         embedding = Embedding(self._tensor(f"{self.prefix}{self.embedding}.weight", shape))
         head = Linear(embedding.weight_VE)
-        if keys.own_head and self.checkpoint.has("lm_head.weight"):
-            head = Linear(self._tensor("lm_head.weight", shape))
+        if self._has_own_head(shape):
+            head = Linear(self._tensor(HEAD, shape))
         if self.quantizer is not None:
             self.quantizer.take_head(head, embedding, self.checkpoint)
         bias_V = None
@@ -119,14 +120,36 @@ class EncoderDecoderLoader:
             head,
             bias_V,
         )
-        copies = [rf"{re.escape(prefix)}{re.escape(name)}\.weight" for prefix, name in self._copies()]
-        ignored = [*copies, r"lm_head\.weight", *keys.ignored]
+        copies = [re.escape(name) for name in self._copies(shape)]
+        ignored = [*copies, re.escape(HEAD), *keys.ignored]
         self.checkpoint.check_all_used(re.compile("|".join(f"(?:{pattern})" for pattern in ignored)))
         return model
 
-    def _copies(self) -> list[tuple[str, str]]:
-        """Other names under which a checkpoint may hold the embedding once more."""
-        return [(self.prefix, name) for name in self.keys.embeddings]
+    def _has_own_head(self, shape: tuple[int, ...]) -> bool:
+        """Whether the head is a table of its own: where config.json says so, and where it differs from the embedding all the same."""
+        embedding = f"{self.prefix}{self.embedding}.weight"
+        if not self.checkpoint.has(HEAD):
+            return False
+        if self.keys.own_head:
+            return True
+        if self.checkpoint.is_copy(HEAD, embedding, shape):
+            return False
+        self.checkpoint.tell_of_head(HEAD, embedding)
+        return True
+
+    def _copies(self, shape: tuple[int, ...]) -> list[str]:
+        """Tensors in which a checkpoint holds the embedding once more. Raises UnusableModel where one holds something else: both sides
+        have one table here.
+        """
+        embedding = f"{self.prefix}{self.embedding}.weight"
+        names = [f"{self.prefix}{name}.weight" for name in self.keys.embeddings]
+        others = [name for name in names if name != embedding and self.checkpoint.has(name)]
+        for name in others:
+            if not self.checkpoint.is_copy(name, embedding, shape):
+                raise UnusableModel(
+                    f"{name} differs from {embedding}: encoder and decoder with embeddings of their own are not served"
+                )
+        return others
 
     def _side(self, keys: SideKeys, *, bidirectional: bool) -> Side:
         config = self.config

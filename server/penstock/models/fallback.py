@@ -26,7 +26,7 @@ from penstock.layers.rope import RopeConfig
 from penstock.models import own_attention
 from penstock.models.architectures import architecture_of, architectures, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
-from penstock.models.config import Window
+from penstock.models.config import NO_END, Window
 from penstock.models.fallback_states import OwnStates, States, own_states
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
@@ -124,8 +124,13 @@ class FallbackConfig:
         return 6 * self.width if self.states else 0
 
     @property
-    def positions_go_on(self) -> bool:
+    def most_positions(self) -> int:
         """Without attention nothing in a model tells positions apart."""
+        return self.max_positions if self.caches else NO_END
+
+    @property
+    def positions_go_on(self) -> bool:
+        """Whether there is no end."""
         return self.caches == 0
 
     @property

@@ -88,6 +88,10 @@ class ModelConfig(Protocol):
         """Of a sequence where nothing else is asked for."""
 
     @property
+    def most_positions(self) -> int:
+        """Of a sequence that is asked for, which may be longer."""
+
+    @property
     def positions_go_on(self) -> bool:
         """Whether a sequence may be longer than those the model was made for."""
 

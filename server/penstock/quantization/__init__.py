@@ -5,12 +5,12 @@ by `codes` and `words`, in the dtype that is asked for; the others are refused b
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import UnusableModel
-from penstock.loading.model_files import CONFIG, read_json
+from penstock.loading.model_files import CONFIG, read_json, whole_and_text
 
 # Configuration files beside config.json, each with the scheme that is meant where the file names none.
 BESIDE = {
@@ -45,13 +45,7 @@ TRACES = (
 
 def scheme_of(config: dict[str, Any], folder: Path, tensors: Collection[str] = ()) -> tuple[str, str] | None:
     """(scheme, what says so), or None for weights that are plain numbers. Raises UnusableModel."""
-    for outer, key in (
-        (config, "quantization_config"),
-        (config, "compression_config"),
-        (config.get("text_config"), "quantization_config"),
-        (config.get("text_config"), "compression_config"),
-    ):
-        given = outer.get(key) if isinstance(outer, dict) else None
+    for key, given in _said(config):
         if given:
             scheme = _method(given, "compressed-tensors" if key == "compression_config" else None)
             if scheme is not None:
@@ -88,30 +82,31 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
         return config.get("model_type") == "gpt_oss"
     if scheme != "compressed-tensors":
         return scheme in SERVED
-    for outer in (config, config.get("text_config")):
-        for key in ("quantization_config", "compression_config"):
-            given = outer.get(key) if isinstance(outer, dict) else None
-            if isinstance(given, dict):
-                return given.get("format") in COMPRESSED
-    return False
+    given = next((given for _, given in _said(config) if isinstance(given, dict)), {})
+    return given.get("format") in COMPRESSED
 
 
 def published(config: dict[str, Any]) -> str | None:
     """The engine's format that has a checkpoint's numbers of 4 bits as they are: fp4, or whole numbers with scales for groups of inputs that are
     beside each other; None: it is of neither.
     """
-    for outer in (config, config.get("text_config")):
-        for key in ("quantization_config", "compression_config"):
-            given = outer.get(key) if isinstance(outer, dict) else None
-            if not isinstance(given, dict):
-                continue
-            method = _method(given, "compressed-tensors")
-            if method == "mxfp4":
-                return FP4
-            size = _group_size(given) if method in WORDS else None
-            if size is not None:
-                return next((f"groups_{one}" for one in reversed(GROUPS) if size % one == 0), None)
+    for _, given in _said(config):
+        if not isinstance(given, dict):
+            continue
+        method = _method(given, "compressed-tensors")
+        if method == "mxfp4":
+            return FP4
+        size = _group_size(given) if method in WORDS else None
+        if size is not None:
+            return next((f"groups_{one}" for one in reversed(GROUPS) if size % one == 0), None)
     return None
+
+
+def _said(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What config.json says of how weights are quantized, wherever it says it, with its key."""
+    for part in whole_and_text(config):
+        for key in ("quantization_config", "compression_config"):
+            yield key, part.get(key)
 
 
 def _group_size(given: dict[str, Any]) -> int | None:

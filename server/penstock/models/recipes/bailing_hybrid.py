@@ -74,7 +74,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields.refuse("hidden_act", "silu", "swish")
     mixer = ChannelDeltaConfig(
         heads=read.heads,
-        head_dim=fields.count("head_dim", default=128),
+        # As transformers saves it, whose head_dim is then what is rotated; and as it is published.
+        head_dim=fields.count("linear_head_dim", "head_dim", default=128),
         kernel=fields.count("short_conv_kernel_size", default=4),
         eps=read.norm.eps,
         low_rank=False,

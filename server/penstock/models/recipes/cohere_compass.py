@@ -15,7 +15,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
     ropes = fields.part("rope_parameters").config
-    read = cohere.read_config({"logit_scale": 1.0, **config, "rope_parameters": None})
+    scale = fields.number("logit_scale", default=1.0)
+    read = cohere.read_config({**config, "logit_scale": scale, "rope_parameters": None})
     positions = fields.count("max_position_embeddings", default=8192)
     kinds = fields.attention_kinds(read.num_layers, ["full_attention"] * read.num_layers)
     window = Window(fields.count("sliding_window", default=4096))

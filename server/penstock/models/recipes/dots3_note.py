@@ -73,19 +73,12 @@ def layer_kinds(fields: Fields, layers: int) -> list[str]:
 
 def of_layers(fields: Fields, kinds: list[str]) -> list[dict[str, Any]]:
     """What layers have otherwise than the whole configuration says. Raises UnusableModel."""
-    given = fields.part("per_layer_config").config
-    if not given:
+    if not fields.part("per_layer_config").config:
         own = {name: fields.config.get(f"swa_{name}", default) for name, default in OF_WINDOWS.items()}
         rotated = fields.config.get("swa_qk_rope_head_dim")
         own["qk_rope_head_dim"] = own["head_dim"] - own["qk_nope_head_dim"] if rotated is None else rotated
         return [own if kind == NEAR else {} for kind in kinds]
-    found = [given.get(str(at), {}) for at in range(len(kinds))]
-    unknown = {name for own in found for name in own} - {*OF_WINDOWS, "qk_rope_head_dim"}
-    if unknown:
-        raise UnusableModel(
-            f"config.json: per_layer_config has {', '.join(sorted(unknown))}, which no recipe knows"
-        )
-    return found
+    return fields.of_layers(len(kinds), *OF_WINDOWS, "qk_rope_head_dim")
 
 
 def latent_of(fields: Fields, kind: str, eps: float) -> LatentConfig:

@@ -92,6 +92,25 @@ class Fields:
             raise UnusableModel(f"config.json: {name} is not an object")
         return Fields(value or {})
 
+    def of_layers(self, layers: int, *known: str) -> list[dict[str, Any]]:
+        """What each layer has otherwise than the whole (`per_layer_config`), of fields that are `known`. transformers writes the numbers of
+        layers with as many digits as the last has.
+        """
+        found: list[dict[str, Any]] = [{} for _ in range(layers)]
+        given = self.part("per_layer_config")
+        for key in given.config:
+            if not key.isdecimal() or len(key) > 9 or int(key) >= layers:
+                raise UnusableModel(
+                    f"config.json: per_layer_config has {_shown(key)}, which is none of {layers} layers"
+                )
+            found[int(key)] = given.part(key).config
+        unknown = {name for own in found for name in own} - set(known)
+        if unknown:
+            raise UnusableModel(
+                f"config.json: per_layer_config has {', '.join(sorted(unknown))}, which no recipe knows"
+            )
+        return found
+
     def head_dim(self, width: int, heads: int) -> int:
         """The size of a head, where the heads together are as wide as the model."""
         if width % heads:

@@ -5,7 +5,7 @@ values of earlier ones; the small models have per-layer embeddings, and one has 
 import math
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
@@ -60,22 +60,18 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     ropes = {"rope_parameters": {**ROPES, **fields.part("rope_parameters").config}}
     width = fields.count("intermediate_size", default=9216)
     same = fields.flag("attention_k_eq_v")
-    whole_size = fields.count("global_head_dim", default=512)
-    whole_heads = fields.count("num_global_key_value_heads", default=kv_heads) if same else kv_heads
-    for name, count in (("num_key_value_heads", kv_heads), ("num_global_key_value_heads", whole_heads)):
-        if heads % count:
-            raise UnusableModel(f"config.json: num_attention_heads {heads} is no multiple of {name} {count}")
     unified = config.get("model_type") == "gemma4_unified_text"  # 12B, whose encoders are a part of it
     window = Window(fields.count("sliding_window", default=1024 if unified else 512))
-    near = LayerConfig(
-        rope=Fields(ropes).rope(size, positions, kind="sliding_attention"), window=window, head_dim=size
-    )
-    far = LayerConfig(
-        rope=Fields(ropes).rope(whole_size, positions, kind="full_attention"),
-        head_dim=whole_size,
-        kv_heads=whole_heads,
-        values_are_keys=same,
-    )
+    attention = [
+        LayerConfig(
+            rope=Fields(ropes).rope(own.size, positions, kind=kind),
+            window=window if kind == "sliding_attention" else None,
+            head_dim=own.size,
+            kv_heads=own.kv_heads,
+            values_are_keys=same and kind == "full_attention",
+        )
+        for kind, own in zip(kinds, heads_of_layers(fields, kinds, heads, Heads(size, kv_heads)), strict=True)
+    ]
     shared = donors(kinds, fields.whole("num_kv_shared_layers", 0))
     doubled = 2 if fields.flag("use_double_wide_mlp") else 1
     experts = experts_of(fields) if fields.flag("enable_moe_block") else None
@@ -88,12 +84,12 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         feed_forward=width,
         layers=tuple(
             replace(
-                near if kind == "sliding_attention" else far,
+                layer,
                 experts=experts,
                 keys_of=donor,
                 feed_forward=width * (1 if donor is None else doubled),
             )
-            for kind, donor in zip(kinds, shared, strict=True)
+            for layer, donor in zip(attention, shared, strict=True)
         ),
         heads=heads,
         kv_heads=kv_heads,
@@ -114,6 +110,42 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         tied_head=fields.flag("tie_word_embeddings", True),
         logit_softcap=fields.number("final_logit_softcapping", default=0.0),
     )
+
+
+class Heads(NamedTuple):
+    """The size of a layer's heads, and how many of them are of keys."""
+
+    size: int
+    kv_heads: int
+
+
+def heads_of_layers(fields: Fields, kinds: list[str], heads: int, near: Heads) -> list[Heads]:
+    """Those of each layer: as published, where layers without a window have others, or as transformers saves them (`per_layer_config`).
+    Raises UnusableModel.
+    """
+    if fields.config.get("per_layer_config") is None:
+        same = fields.flag("attention_k_eq_v")
+        kv_heads = (
+            fields.count("num_global_key_value_heads", default=near.kv_heads) if same else near.kv_heads
+        )
+        far = Heads(fields.count("global_head_dim", default=512), kv_heads)
+        found = [near if kind == "sliding_attention" else far for kind in kinds]
+    else:
+        of_layers = fields.of_layers(len(kinds), "head_dim", "num_key_value_heads")
+        found = [
+            Heads(
+                layer.count("head_dim", default=near.size),
+                layer.count("num_key_value_heads", default=near.kv_heads),
+            )
+            for layer in map(Fields, of_layers)
+        ]
+    for kind, own in zip(kinds, found, strict=True):
+        if heads % own.kv_heads:
+            name = "num_key_value_heads" if kind == "sliding_attention" else "num_global_key_value_heads"
+            raise UnusableModel(
+                f"config.json: num_attention_heads {heads} is no multiple of {name} {own.kv_heads}"
+            )
+    return found
 
 
 def donors(kinds: list[str], shared: int) -> list[int | None]:

@@ -26,12 +26,15 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     }
     given = {name: value for name, value in config.items() if name != "v_head_dim" or value is not None}
     read = deepseek.read_config({**defaults, **given})
-    depth = fields.number("scale_depth", default=1.4) / math.sqrt(read.num_layers)
+    # Of these null is no factor, in place of the default.
+    root = math.sqrt(read.num_layers)
+    depth = fields.number("scale_depth", default=root if "scale_depth" in config else 1.4) / root
+    base = fields.count("dim_model_base", default=width if "dim_model_base" in config else 256)
     return replace(
         read,
         embedding_scale=fields.number("scale_emb", default=12.0),
         residual_scale=depth,
-        logit_scale=fields.count("dim_model_base", default=256) / width,
+        logit_scale=base / width,
         tied_head=fields.flag("tie_word_embeddings", True),
     )
 

@@ -25,7 +25,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     read = replace(read, tied_head=fields.flag("tie_word_embeddings", True)).with_layers(
         rope=[layer.rope if here else None for layer, here in zip(read.layers, rotated, strict=True)]
     )
-    return qwen2.windowed(config, read)
+    # With windows, layers that know positions have none.
+    kinds = ["full_attention" if here else "sliding_attention" for here in rotated]
+    return qwen2.windowed({**config, "layer_types": fields.layer_kinds(read.num_layers, kinds)}, read)
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS)

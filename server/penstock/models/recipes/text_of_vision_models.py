@@ -19,6 +19,9 @@ TOWERS = (
     "|multi_modal_projector|mm_projector|vision_projection|projector|aligner|patch_merge_mlp|connector|merger|mlp1|mtp"
 )
 
+# Kinds that transformers saves with the default of the text's class inside, and what is true of the head outside.
+TIED_BY_WHOLE = ("cohere_compass", "qwen2_5_omni_thinker", "qwen3_vl_moe")
+
 
 def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
     """What the tensors of the text model are called within the whole. The first releases of most families put the whole
@@ -59,6 +62,9 @@ def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
 def text_config(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The text model's config.json. `defaults`: what published ones leave out."""
     text = {**defaults, **Fields(config).part("text_config").config}
-    if text.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is not None:
-        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    of_whole = config.get("tie_word_embeddings")
+    if of_whole is not None and (
+        text.get("tie_word_embeddings") is None or config.get("model_type") in TIED_BY_WHOLE
+    ):
+        text["tie_word_embeddings"] = of_whole
     return text

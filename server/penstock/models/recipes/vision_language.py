@@ -13,6 +13,7 @@ from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe, ModelLoader
 from penstock.models.recipes.fields import Fields
+from penstock.models.recipes.text_defaults import DEFAULTS, SAID_BY_CODE
 from penstock.models.recipes.text_of_vision_models import text_config, text_keys
 from penstock.parallel.group import TensorGroup
 
@@ -74,77 +75,6 @@ FAMILIES = {
     "qwen3_vl_moe_text": "qwen3_vl_moe",
     "qwen3_vl_text": "qwen3",
     "smollm3": "smollm3",
-}
-
-# What the classes of transformers 5.23 have where published models of the LLaVA kind say nothing of their text.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cohere2": {
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-05,
-    },
-    "granite": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-06,
-    },
-    "llama": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-06,
-    },
-    "mistral": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-06,
-    },
-    "opt": {
-        "vocab_size": 50272,
-        "hidden_size": 768,
-        "ffn_dim": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 2048,
-    },
-    "qwen2": {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-06,
-    },
-}
-
-# Fields that a family's text configuration leaves out, since its code says them.
-SAID_BY_CODE: dict[str, dict[str, Any]] = {
-    "emu3_text_model": {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
-    "glm4v_moe_text": {"attention_bias": True},
-    "glm_ocr_text": {"partial_rotary_factor": 1.0},
-    "glm4v_text": {"attention_bias": True},
-    "persimmon": {"rope_theta": 25000.0},
-    "qwen2_vl_text": {"rope_theta": 1000000.0},
-    "qwen2_5_vl_text": {"rope_theta": 1000000.0},
-    "qwen3_vl_text": {"rope_theta": 500000.0},
 }
 
 # The text model of a family that does not name it.
@@ -226,8 +156,11 @@ UNNAMED = {
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
     """The text model's config.json, as its family has it. Raises UnusableModel."""
-    if "thinker_config" in config:  # Qwen-Omni, beside what speaks
-        return text_of(Fields(config).part("thinker_config").config)
+    if (
+        "thinker_config" in config
+    ):  # Qwen-Omni, beside what speaks, and Qwen3-ASR, whose thinker does not name itself
+        thinker = Fields(config).part("thinker_config").config
+        return text_of({**thinker, "model_type": thinker.get("model_type") or config.get("model_type")})
     if "text_config" in config:
         text = text_config(config, {})
     elif "llm_config" in config:  # of InternVL in its own repositories
@@ -300,6 +233,21 @@ def keys_of_diffusers(keys: CheckpointKeys) -> CheckpointKeys:
     return replace(keys, **renamed)
 
 
+# What transformers 5.23 calls the layers of the text where it saves these models again, since the names of the encoder are given to them as
+# well: the prefix of the published names, and a layer below it.
+SAVED_AGAIN = {
+    "kimi_k25": ("language_model.model.", "blocks.{}."),
+    "qianfan_ocr": ("language_model.model.", "encoder.layers.{}."),
+}
+
+
+def names_of_layers(config: dict[str, Any], keys: CheckpointKeys, checkpoint: Checkpoint) -> CheckpointKeys:
+    """The same with those in the checkpoint."""
+    prefix, layer = SAVED_AGAIN.get(str(config.get("model_type")), ("", ""))
+    first = f"{prefix}{layer.format(0)}{keys.attention_norm}.weight"
+    return replace(keys, layer=layer) if layer and checkpoint.has(first) else keys
+
+
 @dataclass(frozen=True)
 class TextRecipe(DecoderRecipe):
     """Reads the text model as its family's recipe does."""
@@ -309,16 +257,16 @@ class TextRecipe(DecoderRecipe):
     ) -> Callable[[DecoderConfig, CheckpointKeys, Checkpoint, TensorGroup], ModelLoader]:
         """See Recipe."""
         loader = recipe_of_text(text_of(config)).loader
-        if not str(config.get("model_type")).startswith("cosmos3"):
-            return loader
+        is_cosmos = str(config.get("model_type")).startswith("cosmos3")
 
-        def loader_of_cosmos(
+        def loader_of_names(
             shape: DecoderConfig, keys: CheckpointKeys, checkpoint: Checkpoint, group: TensorGroup
         ) -> ModelLoader:
-            renamed = checkpoint.has("layers.0.self_attn.to_q.weight")
-            return loader(shape, keys_of_diffusers(keys) if renamed else keys, checkpoint, group)
+            if is_cosmos and checkpoint.has("layers.0.self_attn.to_q.weight"):
+                keys = keys_of_diffusers(keys)
+            return loader(shape, names_of_layers(config, keys, checkpoint), checkpoint, group)
 
-        return loader_of_cosmos
+        return loader_of_names
 
 
 RECIPE = TextRecipe(read_config, keys)
