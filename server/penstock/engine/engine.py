@@ -42,7 +42,7 @@ from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import KINDS, Threads
 from penstock.errors import UnusableModel
 from penstock.models.cache_format import FORMATS
-from penstock.models.config import BlockIndexConfig
+from penstock.models.config import BlockIndexConfig, DecoderConfig
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
 from penstock.models.native import NativeModel, tell
@@ -255,7 +255,7 @@ class Engine:
         keeps what was fed by its position, and to the keys of blocks.
         """
         config = self.model.config
-        has_blocks = isinstance(config.index, BlockIndexConfig)
+        has_blocks = isinstance(config, DecoderConfig) and isinstance(config.index, BlockIndexConfig)
         is_plain = not (config.has_encoder or config.has_state or has_blocks)
         return is_plain and self.drafter is None and self.group.pipeline is None
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.loading.model_files import Stored
+from penstock.loading.model_files import Stored, whole_and_text
 
 F32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
@@ -166,11 +166,10 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def schemes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What config.json says of how the weights are quantized, wherever it does."""
-    for outer in (config, config.get("text_config")):
+    for part in whole_and_text(dict(config)):
         for key in ("quantization_config", "compression_config"):
-            given = outer.get(key) if isinstance(outer, Mapping) else None
-            if isinstance(given, dict):
-                yield given
+            if isinstance(part.get(key), dict):
+                yield part[key]
 
 
 def groups_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
