@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,12 @@ def attending(heads: int, kv_heads: int, key_dim: int, value_dim: int, threads: 
     program = Program()
     queries = program.buffer("queries", Layout.QUERIES, heads * key_dim)
     attended = program.buffer("attended", Layout.BF16, heads * (value_dim or key_dim))
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": key_dim, "value_dim": value_dim}
+    sizes: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": key_dim,
+        "value_dim": value_dim,
+    }
     program.body.append(Operation(Kind.ATTENTION, queries, attended, scale=0.1, **sizes))
     return CpuProgram(program, "generic", threads)
 

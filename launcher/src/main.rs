@@ -328,30 +328,29 @@ fn worker_arguments(
     arguments
 }
 
-/// The signals that ask to stop. SIGHUP is among them: the terminal is gone. Whoever started this process with SIGHUP (`nohup`) or
-/// SIGINT (a shell's `&` in a script) ignored wants it to go on.
+/// The signals that ask to stop. SIGHUP is among them: the terminal is gone. Whoever started this process with SIGHUP ignored (`nohup`)
+/// wants it to go on then.
 struct Signals {
     term: Signal,
-    interrupt: Option<Signal>,
+    interrupt: Signal,
     hangup: Option<Signal>,
 }
 
 impl Signals {
     fn listen() -> std::io::Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status")?;
-        let unless_ignored =
-            |kind: SignalKind| (!is_ignored(&status, kind)).then(|| signal(kind)).transpose();
+        let hangup = SignalKind::hangup();
         Ok(Self {
             term: signal(SignalKind::terminate())?,
-            interrupt: unless_ignored(SignalKind::interrupt())?,
-            hangup: unless_ignored(SignalKind::hangup())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: (!is_ignored(&status, hangup)).then(|| signal(hangup)).transpose()?,
         })
     }
 
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
-            () = heard(self.interrupt.as_mut()) => "SIGINT",
+            _ = self.interrupt.recv() => "SIGINT",
             () = heard(self.hangup.as_mut()) => "SIGHUP",
         }
     }

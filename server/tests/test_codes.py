@@ -364,8 +364,13 @@ def test_groups_of_another_size_than_config_json_says_are_refused() -> None:
         size = -1 if given.get("group_size") == -1 else 128
         assert found == f"x.scales has 8 groups of 960 inputs, and config.json says group_size {size}"
         assert isinstance(words.find("x.weight", shape, gptq, config), words.Words), "g_idx says the groups"
-    for given in ({}, {"group_size": 120}, {"group_size": 128, "dynamic": {"x": {"group_size": 120}}}):
-        assert isinstance(words.find("x.weight", shape, plain, {"quantization_config": given}), words.Words)
+    agreeing: list[dict[str, Any]] = [
+        {},
+        {"group_size": 120},
+        {"group_size": 128, "dynamic": {"x": {"group_size": 120}}},
+    ]
+    for agrees in agreeing:
+        assert isinstance(words.find("x.weight", shape, plain, {"quantization_config": agrees}), words.Words)
     one = stored_as(qweight=("I32", (120, 64)), scales=("F16", (1, 64)))
     for size in (-1, 960, 1024):
         assert isinstance(

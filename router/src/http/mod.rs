@@ -91,20 +91,22 @@ pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
 }
 
 fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
-    let allowed = if origins.is_empty() || origins.iter().any(|origin| origin == "*") {
-        AllowOrigin::any()
+    let (allowed, varies) = if origins.is_empty() || origins.iter().any(|origin| origin == "*") {
+        (AllowOrigin::any(), Vec::new())
     } else {
         let parsed = origins.iter().map(|origin| {
             HeaderValue::from_str(origin)
                 .map_err(|_| FlagError(format!("--cors-allow-origin {origin:?} is not an origin")))
         });
-        AllowOrigin::list(parsed.collect::<Result<Vec<_>, _>>()?)
+        (AllowOrigin::list(parsed.collect::<Result<Vec<_>, _>>()?), vec![header::ORIGIN])
     };
     Ok(CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
         // Clients of OpenAI and Anthropic send a dozen of their own. Who may ask is a matter of origins and keys.
         .allow_headers(AllowHeaders::mirror_request())
+        // Answers depend on no header that a preflight asks for, and preflights are in no cache that reads this.
+        .vary(varies)
         .expose_headers([
             HeaderName::from_static(REQUEST_ID),
             header::RETRY_AFTER,
