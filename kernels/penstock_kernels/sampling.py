@@ -78,7 +78,8 @@ def penalize(
     seen_SV = (prompt_SV + output_SV) > 0
     repeated_SV = torch.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
     largest = torch.finfo(logits_SV.dtype).max
-    logits_SV = torch.where(seen_SV, repeated_SV.clamp(-largest, largest), logits_SV)
+    repeated_SV = torch.where(logits_SV.isinf(), logits_SV, repeated_SV.clamp(-largest, largest))
+    logits_SV = torch.where(seen_SV, repeated_SV, logits_SV)
     return logits_SV - output_SV * frequency_S1 - (output_SV > 0) * presence_S1
 
 
