@@ -3,10 +3,8 @@ recipe knows.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,13 @@ from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
 from safetensors import safe_open
-from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 
-from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import dtype_name, eos_ids
 from penstock.models import recipes
 from penstock.models.architectures import left_out
-from penstock.models.config import DecoderConfig, Window
+from penstock.models.config import DecoderConfig
 from penstock.models.recipes import read_config
-from penstock.models.recipes.text_defaults import DEFAULTS
-from penstock.models.recipes.vision_language import text_of
 from penstock.parallel.group import TensorGroup
 
 # A family, other names for its tensors, and what such checkpoints hold besides.
@@ -777,19 +771,6 @@ def test_what_is_left_out_is_named(config: dict[str, Any], sentence: str | None)
     assert left_out(config) == sentence
 
 
-# Those whose configuration transformers saves in other words than it is published in.
-RESAVED = (
-    "Cohere Compass",
-    "Gemma 4 12B",
-    "Gemma 4 26B A4B",
-    "Gemma 4 31B",
-    "Gemma 4 E2B, E4B",
-    "Gemma 4 with images",
-    "Ling 3.0",
-    "Qwen 3.5",
-    "dots 3 Note",
-)
-
 # Families whose layers are of several kinds, and config.json with another pattern than that of the weights.
 PATTERNS: list[tuple[str, dict[str, Any]]] = [
     ("LFM2", {"layer_types": ["full_attention", "conv", "full_attention", "conv"]}),
@@ -916,215 +897,3 @@ def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> No
         count = len(file.keys())
     assert f"contradicts config.json: {count} tensors of another shape: " in str(caught.value)
     assert str(caught.value).count("h.0.self_attention.query_key_value.weight") == 1
-
-
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_what_published_models_leave_out_of_their_text_is_what_transformers_has(kind: str) -> None:
-    theirs = CONFIG_MAPPING[kind]()
-    assert {name: getattr(theirs, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
-
-
-@pytest.mark.parametrize("family", RESAVED)
-def test_a_config_that_transformers_saves_again_is_read_as_before(family: str, tmp_path: Path) -> None:
-    published = FAMILIES[family]
-    (tmp_path / "config.json").write_text(json.dumps(published))
-    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text()) | {"architectures": published["architectures"]}
-    assert saved != published
-    assert read_config(saved) == read_config(published)
-
-
-@pytest.mark.parametrize("kind", ["gemma4_text", "gemma4_unified_text", "dots3_note_text"])
-def test_fields_of_single_layers_are_found_in_models_of_more_than_ten(kind: str) -> None:
-    """Whose numbers transformers writes with two digits."""
-    whole = json.loads(CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
-    name = {"dots3_note_text": "Dots3NoteForCausalLM"}.get(kind, "Gemma4ForCausalLM")
-    read = read_config(whole | {"architectures": [name], "model_type": kind})
-    assert isinstance(read, DecoderConfig)
-    given = whole["per_layer_config"]
-    assert any(len(key) == 2 and key.startswith("0") for key in given)
-    for key, own in given.items():
-        at = int(key)
-        assert read.heads_of(at) == own.get("num_attention_heads", whole["num_attention_heads"])
-        if kind != "dots3_note_text":
-            assert read.head_dim_of(at) == own["head_dim"]
-    assert read == read_config(
-        whole
-        | {"per_layer_config": {str(int(key)): own for key, own in given.items()}}
-        | {"architectures": [name], "model_type": kind}
-    )
-
-
-def test_other_fields_of_single_layers_are_refused_by_name() -> None:
-    for given, message in (
-        ({"2": {"sliding_window": 4}}, "per_layer_config has sliding_window, which no recipe knows"),
-        ({"6": {"head_dim": 4}}, "per_layer_config has '6', which is none of 6 layers"),
-        ({"x": {}}, "per_layer_config has 'x', which is none of 6 layers"),
-        ({"1": 4}, "1 is not an object"),
-    ):
-        with pytest.raises(UnusableModel, match=message):
-            read_config(FAMILIES["Gemma 4 31B"] | {"per_layer_config": given})
-
-
-def test_null_is_no_factor_where_transformers_has_none() -> None:
-    def read(family: str, **changes: Any) -> DecoderConfig:
-        found = read_config(FAMILIES[family] | changes)
-        assert isinstance(found, DecoderConfig)
-        return found
-
-    assert read("MiniCPM 3", scale_depth=None).residual_scale == 1
-    assert read("MiniCPM 3", dim_model_base=None).logit_scale == 1
-    text = FAMILIES["Cohere Compass"]["text_config"]
-    assert read("Cohere Compass", text_config=text | {"logit_scale": None}).logit_scale == 1
-
-
-def test_the_original_length_of_the_whole_configuration_goes_before_that_of_its_table() -> None:
-    def original(config: dict[str, Any]) -> set[int]:
-        read = read_config(config)
-        assert isinstance(read, DecoderConfig)
-        return {rope.original_max_position_embeddings for rope in read.ropes}
-
-    for kind, more in (("yarn", {}), ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0})):
-        table = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 64, **more}
-        config = FAMILIES["LLaMA 2"] | {"rope_scaling": table}
-        assert original(config) == {64}
-        longer = config | {"original_max_position_embeddings": 32}
-        assert original(longer) == {32}
-        theirs = CONFIG_MAPPING["llama"](**longer)
-        theirs.standardize_rope_params()
-        assert theirs.rope_parameters["original_max_position_embeddings"] == 32
-
-
-def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
-    """Which transformers 5.23 does not read: MosaicML's `gen_slopes`."""
-    config = FAMILIES["MPT"]
-    read = read_config(config | {"attn_config": config["attn_config"] | {"alibi_bias_max": 16}})
-    assert isinstance(read, DecoderConfig)
-    above = 2 ** math.ceil(math.log2(read.heads))
-    slopes = [1 / 2 ** (head * 16 / above) for head in range(1, above + 1)]
-    if above != read.heads:
-        slopes = (slopes[1::2] + slopes[::2])[: read.heads]
-    assert read.slopes == pytest.approx(slopes, rel=1e-12)
-
-
-def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:
-    config = FAMILIES["SmolLM3"] | {"use_sliding_window": True, "sliding_window": 24, "layer_types": None}
-    read = read_config(config)
-    assert isinstance(read, DecoderConfig)
-    theirs = CONFIG_MAPPING["smollm3"](**config)
-    assert [window is not None for window in read.layer_windows] == [
-        kind == "sliding_attention" for kind in theirs.layer_types
-    ]
-    assert len(set(read.layer_windows)) == 2
-
-
-@pytest.mark.parametrize("is_larger", [False, True], ids=["nothing", "sizes"])
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_a_text_that_says_only_what_differs_is_read_as_transformers_reads_it(
-    kind: str, is_larger: bool
-) -> None:
-    default = CONFIG_MAPPING[kind]()
-    given = {name: 2 * getattr(default, name) for name in ("hidden_size", "num_attention_heads") if is_larger}
-    if kind == "persimmon":
-        given["rope_theta"] = 10000.0  # the class's own, and not that of Fuyu
-    whole = json.loads(CONFIG_MAPPING[kind](**given).to_json_string(use_diff=False))
-
-    def read(text: dict[str, Any]) -> DecoderConfig:
-        config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
-        found = read_config(config | {"tie_word_embeddings": False})
-        assert isinstance(found, DecoderConfig)
-        return replace(found, tied_head=False)
-
-    assert read({"model_type": kind, **given}) == read(whole | {"model_type": kind})
-
-
-def test_a_window_of_null_is_none_and_one_left_out_is_that_of_the_class() -> None:
-    def windows(**text: Any) -> set[Window | None]:
-        config = {
-            "architectures": ["Idefics2ForConditionalGeneration"],
-            "model_type": "idefics2",
-            "text_config": {"model_type": "mistral", **text},
-        }
-        read = read_config(config)
-        assert isinstance(read, DecoderConfig)
-        return set(read.layer_windows)
-
-    assert windows() == {Window(4096)}
-    assert windows(sliding_window=None) == {None}
-
-
-def test_the_text_within_a_thinker_is_found() -> None:
-    """Qwen3-ASR as it is quoted: neither its thinker nor its text has a model_type."""
-    text = {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 65536,
-        "rope_theta": 1000000,
-        "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
-        "eos_token_id": 151645,
-    }
-    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    config = {
-        "architectures": ["Qwen3ASRForConditionalGeneration"],
-        "model_type": "qwen3_asr",
-        "thinker_config": {"dtype": "bfloat16", "text_config": text, "quantization_config": quantized},
-    }
-    read = read_config(config)
-    assert isinstance(read, DecoderConfig) and (read.width, read.num_layers) == (2048, 28)
-    assert dtype_name(config, "auto") == "bfloat16" and eos_ids(config, None) == [151645]
-    assert quantization.published(config) == "groups_128"
-    assert quantization.scheme_of(config, Path("nowhere")) == ("gptq", "config.json: quantization_config")
-
-
-@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen2_5_omni_thinker", "cohere_compass"])
-def test_whether_the_head_is_tied_is_said_by_the_whole_where_transformers_reads_it_there(kind: str) -> None:
-    theirs = json.loads(CONFIG_MAPPING[kind]().to_json_string())
-    assert (theirs["tie_word_embeddings"], theirs["text_config"]["tie_word_embeddings"]) == (False, True)
-    for tied in (False, True):
-        assert text_of(theirs | {"tie_word_embeddings": tied})["tie_word_embeddings"] == tied
-    assert text_of({name: theirs[name] for name in ("model_type", "text_config")})["tie_word_embeddings"]
-
-
-def test_llava_as_published_says_little_of_its_text() -> None:
-    text = {
-        "max_position_embeddings": 4096,
-        "model_type": "llama",
-        "rms_norm_eps": 1e-05,
-        "vocab_size": 32064,
-    }
-    read = read_config({"architectures": ["LlavaForConditionalGeneration"], "text_config": text})
-    assert isinstance(read, DecoderConfig)
-    assert (read.vocab_size, read.width, read.num_layers, read.kv_heads) == (32064, 4096, 32, 32)
-
-
-def test_what_the_published_gemma_3_leaves_out_is_known() -> None:
-    text: dict[str, Any] = {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    }
-    read = read_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
-    theirs = Gemma3TextConfig(**text)
-    assert isinstance(read, DecoderConfig)
-    assert (read.vocab_size, read.heads, read.kv_heads) == (
-        theirs.vocab_size,
-        theirs.num_attention_heads,
-        theirs.num_key_value_heads,
-    )
-    assert (read.head_dim, read.max_positions) == (theirs.head_dim, theirs.max_position_embeddings)
-    assert read.scale == theirs.query_pre_attn_scalar**-0.5 and read.norm.eps == theirs.rms_norm_eps
-    assert [w and w.size for w in read.layer_windows] == [
-        1024 if kind == "sliding_attention" else None for kind in theirs.layer_types or ()
-    ]
-    assert [layer.rope and layer.rope.theta for layer in read.layers] == [
-        1e4 if kind == "sliding_attention" else 1e6 for kind in theirs.layer_types or ()
-    ]
-    assert read.tied_head

@@ -142,6 +142,14 @@ pub(crate) enum Properties<'a> {
     Free(&'a Value),
 }
 
+/// The section that a reference to a definition names, and what of that.
+fn definition_of(reference: &str) -> Option<(&'static str, &str)> {
+    DEFINITIONS.into_iter().find_map(|section| {
+        let place = reference.strip_prefix("#/")?.strip_prefix(section)?.strip_prefix('/')?;
+        Some((section, place))
+    })
+}
+
 /// The section in which it is, its name, and itself.
 type Definition<'a> = (&'static str, &'a str, &'a Value);
 
@@ -277,12 +285,8 @@ impl<'a> Schemas<'a> {
     /// The function's definitions that a reference is to, by their sections and names; all of a section if its name is not
     /// found as it is written.
     fn definitions(&self, reference: &str, at: &str) -> Result<Vec<Definition<'a>>> {
-        let Some((section, members, place)) = DEFINITIONS.into_iter().find_map(|section| {
-            let place = reference.strip_prefix("#/")?.strip_prefix(section)?.strip_prefix('/')?;
-            Some((section, self.root.get(section)?.as_object()?, place))
-        }) else {
-            return Ok(Vec::new());
-        };
+        let Some((section, place)) = definition_of(reference) else { return Ok(Vec::new()) };
+        let Some(Value::Object(members)) = self.root.get(section) else { return Ok(Vec::new()) };
         let name = place.split('/').next().unwrap_or(place).replace("~1", "/").replace("~0", "~");
         match members.get_key_value(&name) {
             Some((name, definition)) => Ok(vec![(section, name, definition)]),
@@ -300,18 +304,10 @@ impl<'a> Schemas<'a> {
                 for (key, value) in members {
                     self.budget.take(key.len() + 4, at)?;
                     match (key.as_str(), value) {
-                        ("$ref", Value::String(reference))
-                            if !DEFINITIONS.iter().any(|section| {
-                                let place = reference
-                                    .strip_prefix("#/")
-                                    .and_then(|place| place.strip_prefix(section));
-                                place.is_some_and(|place| place.starts_with('/'))
-                            }) =>
-                        {
-                            return unbound(at, format!("the reference {reference:?} is not to `$defs`"));
+                        ("$ref", Value::String(reference)) if definition_of(reference).is_some() => {
+                            references.push(reference);
                         }
-                        ("$ref", Value::String(reference)) => references.push(reference),
-                        ("$dynamicRef" | "$recursiveRef", Value::String(reference)) => {
+                        ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(reference)) => {
                             return unbound(at, format!("the reference {reference:?} is not to `$defs`"));
                         }
                         _ => {}

@@ -156,9 +156,8 @@ UNNAMED = {
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
     """The text model's config.json, as its family has it. Raises UnusableModel."""
-    if (
-        "thinker_config" in config
-    ):  # Qwen-Omni, beside what speaks, and Qwen3-ASR, whose thinker does not name itself
+    # Qwen-Omni, beside what speaks, and Qwen3-ASR, whose thinker does not name itself.
+    if "thinker_config" in config:
         thinker = Fields(config).part("thinker_config").config
         return text_of({**thinker, "model_type": thinker.get("model_type") or config.get("model_type")})
     if "text_config" in config:
