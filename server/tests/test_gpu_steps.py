@@ -53,12 +53,19 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
             if capture is not None or DEVICE == "cpu":
                 patch.setattr(step_graphs, "capture", capture or computed_again)
             if DEVICE == "cpu":
+                from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
+
                 from penstock_kernels.gpu import attention
 
                 patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-                # Programs run one after another here.
+                # Programs run one after another here, each operation with what numpy takes: graphs have room for what these tests ask for.
+                # Whether integers overflow is looked at by the tests of each kernel.
                 patch.setattr(step_graphs, "MIXED_TOKENS", (96,))
+                monkeypatch.setattr(step_graphs, "MIXED_PIECES", 4)
                 monkeypatch.setattr(attention, "PROGRAMS", 8)
+                monkeypatch.setattr(
+                    interpreter_builder, "options", InterpreterOptions(sanitize_overflow=False)
+                )
             driver = Driver(folder, **options)
             engine = driver.engine
             assert isinstance(engine.step_maker, DecoderSteps) and engine.step_maker.pages is not None
@@ -91,8 +98,8 @@ def without(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> Dr
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window": {"sliding_window": 20},
+    "plain": {"num_hidden_layers": 2},
+    "window": {"num_hidden_layers": 2, "sliding_window": 20},
 }
 OPTIONS: dict[str, Any] = {
     "max_slots": 6,
@@ -186,7 +193,7 @@ def test_tokens_of_decodes_are_chosen_in_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
     """Greedy ones and drawn ones; what a graph has no part for is sampled behind it."""
-    folder = checkpoints.write(tmp_path, checkpoints.config())
+    folder = checkpoints.write(tmp_path, checkpoints.config(**MODELS["plain"]))
     ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
     rng = np.random.default_rng(3)
     drawn: dict[str, Any] = {"temperatures": 1.5}
@@ -230,7 +237,7 @@ def test_tokens_of_decodes_are_chosen_in_graphs(
 def test_drafts_are_verified_in_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
-    folder = checkpoints.write(tmp_path, checkpoints.config())
+    folder = checkpoints.write(tmp_path, checkpoints.config(**MODELS["plain"]))
     ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
     alone = without(monkeypatch, folder, **OPTIONS)
     rng = np.random.default_rng(1)
@@ -320,7 +327,7 @@ def test_states_are_advanced_in_graphs(
 def test_a_draft_model_drafts_for_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
-    target = tokenizer(checkpoints.write(tmp_path / "target", checkpoints.config()))
+    target = tokenizer(checkpoints.write(tmp_path / "target", checkpoints.config(**MODELS["plain"])))
     ours = as_on_gpu(target, draft=draft_of(tmp_path / "draft", SHAPES["one layer"]), max_step_drafts=12)
     counter = Counter(ours)
     found = with_own(ours, {}, 24, is_known=True)
@@ -338,7 +345,7 @@ def test_garbage_is_kept_while_graphs_are_captured(
         was_collecting.append(gc.isenabled())
         return (captured if DEVICE == "cuda" else computed_again)(*given)
 
-    folder = checkpoints.write(tmp_path, checkpoints.config())
+    folder = checkpoints.write(tmp_path, checkpoints.config(**MODELS["plain"]))
     old = as_on_gpu(folder, **OPTIONS)
     freed = weakref.ref(old.engine.graphs)
     del old
@@ -350,7 +357,11 @@ def test_garbage_is_kept_while_graphs_are_captured(
 def test_what_is_asked_for_at_first_leaves_nothing_behind(
     is_recurrent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
-    folder = recurrent_model(tmp_path) if is_recurrent else checkpoints.write(tmp_path, checkpoints.config())
+    folder = (
+        recurrent_model(tmp_path)
+        if is_recurrent
+        else checkpoints.write(tmp_path, checkpoints.config(**MODELS["plain"]))
+    )
     ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
     counter = Counter(ours)
     warm_up(ours.engine)
