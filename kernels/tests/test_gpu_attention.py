@@ -165,7 +165,18 @@ def test_the_kernel_computes_the_definition(case: Case, monkeypatch: pytest.Monk
         (tokens, case.heads, case.latent or case.size), torch.nan, dtype=case.dtype, device=DEVICE
     )
     modifiers = ScoreModifiers(softcap=case.softcap, latent=case.latent, **extra)
-    attend(q_THD, rows_NJD, pieces, scale, out_THV, modifiers)
+    parts, new_empty = [], Tensor.new_empty
+
+    def told(like: Tensor, *size: Any, **more: Any) -> Tensor:
+        if isinstance(size[0], tuple):
+            parts.append(size[0][0])
+        return new_empty(like, *size, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "new_empty", told)
+        attend(q_THD, rows_NJD, pieces, scale, out_THV, modifiers)
+    # Only keys of decodes are divided.
+    assert set(parts) <= {decodes}
     expected = dense(case, q_THD, rows_NJD, pages_SW, scale, extra)
     error = (out_THV.double() - expected).norm() / expected.norm()
     assert error < (1e-2 if case.dtype == SHORT else 1e-5)

@@ -158,23 +158,31 @@ def test_operations_come_to_their_kernels(by_channel: bool, monkeypatch: pytest.
         warnings.simplefilter("error")
         for _ in range(2):
             operation(*inputs, states)
-    # Once to look whether it is right.
-    assert called == [78, 10, 10]
+    # Twice to look whether it is right.
+    assert called == [78, 78, 10, 10]
     exact = step([], (0, 10, 2, None))
     exact.exact = True
     operation(*inputs, exact)
     operation(*drawn(10, 2, 24, 16, by_channel=by_channel), states)
-    assert len(called) == 3
+    assert len(called) == 4
 
 
-@pytest.mark.parametrize("fault", ["wrong", "no number", "raises"])
+@pytest.mark.parametrize(
+    "fault", ["wrong", "no number", "raises", "wrong of few programs", "wrong of many programs"]
+)
 def test_a_kernel_that_is_wrong_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_rule, "usable", lambda _: True)
     monkeypatch.setattr(first_use, "_agree", {})
 
+    run = kernels.delta_rule
+
     def wrong(*given: Any) -> Tensor:
         if fault == "raises":
             raise RuntimeError("out of resources")
+        if " programs" in fault:
+            is_many = given[7] > kernels.PROGRAMS
+            made: Tensor = run(*given) + (is_many == ("many" in fault))
+            return made
         return torch.full_like(given[2], torch.nan if fault == "no number" else 0.5)
 
     monkeypatch.setattr(kernels, "delta_rule", wrong)

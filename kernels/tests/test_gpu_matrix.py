@@ -66,18 +66,26 @@ def test_the_operation_comes_to_its_kernel(monkeypatch: pytest.MonkeyPatch) -> N
         warnings.simplefilter("error")
         ours = matrix.linear(x_TI[:1], weight_OI, bias_O)
     torch.testing.assert_close(ours, functional.linear(x_TI[:1], weight_OI, bias_O), rtol=1e-5, atol=1e-4)
-    assert called == [1024, 1024]  # what is looked at first
+    assert called == [1024] * 3  # two are looked at first
     matrix.linear(x_TI, weight_OI, bias_O)
     matrix.linear(x_TI[:1], weight_OI, bias_O, tile=16)
     matrix.linear(x_TI[:1, :256], weight_OI[:, :256], None)
     matrix.linear(x_TI[:1, :512], weight_OI.T[:, :8].T[:, :512], None)
-    assert called == [1024, 1024, 512, 512]
+    assert called == [1024] * 3 + [512] * 3
 
 
-def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong_of", ["whole", "cut"])
+def test_a_kernel_that_is_wrong_is_not_used(wrong_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that is only of whole blocks of outputs, or only of others."""
     monkeypatch.setattr(matrix, "usable", lambda _: True)
     monkeypatch.setattr(first_use, "_agree", {})
-    monkeypatch.setattr(kernels, "linear", lambda x, weight, bias: x.new_ones((1, len(weight))))
+    run = kernels.linear
+
+    def wrong(x_1I: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        is_whole = len(weight_OI) % kernels.BLOCK_O == 0
+        return run(x_1I, weight_OI, bias_O) + (is_whole == (wrong_of == "whole"))
+
+    monkeypatch.setattr(kernels, "linear", wrong)
     x_1I, weight_OI, bias_O = drawn(8, 1024, torch.bfloat16)
     with pytest.warns(UserWarning, match="GPU kernel linear of .*; torch computes it"):
         ours = matrix.linear(x_1I, weight_OI, bias_O)

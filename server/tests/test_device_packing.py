@@ -16,6 +16,7 @@ import checkpoints
 import encoder_decoders
 from client import DEVICE, row
 from driver import Driver
+from penstock.engine.preparation import _step_bytes
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
@@ -183,6 +184,15 @@ def test_memory_is_counted_as_it_is_taken(tmp_path: Path) -> None:
             expected = checkpoint.bytes_made
         model = recipes.load(config, folder, torch.bfloat16, DEVICE_, quantizer=quantizer)
         assert sum(tensor.nbytes for tensor in model.weights()) == expected
+
+
+def test_written_out_matrices_are_counted(tmp_path: Path) -> None:
+    config = checkpoints.config(**SHAPE)
+    folder = checkpoints.write(tmp_path, config, checkpoints.tensors(config, dtype=torch.bfloat16))
+    held = [Driver(folder, torch.bfloat16, quantize=name).engine for name in ("", "int4")]
+    plain, packed = (_step_bytes(engine, 4, 600, 512, 0) for engine in held)
+    # A graph of decodes, a mixed one and a step without: gate and up projections lie in one matrix.
+    assert packed - plain == 3 * 2 * 512 * 256 * 2
 
 
 def test_what_cannot_be_quantized_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -135,6 +135,29 @@ def test_no_penalty_brings_a_token_past_its_mask(name: str, repetition: float) -
 
 
 @pytest.mark.parametrize("name", SETS)
+def test_what_is_forbidden_stays_so_behind_penalties(name: str) -> None:
+    vocabulary, rng = 97, random.Random(4)
+    plain: dict[str, Any] = {"first_end": 0, "delta": 0.0, "frequency": 0.0, "presence": 0.0}
+    plain |= {"repetition": 1.2, "outputs": 1}
+    plain |= {
+        "history": list(range(vocabulary)),
+        "bias": dict.fromkeys(range(vocabulary), -math.inf),
+        "mask": 0.0,
+    }
+    rows = [any_row(rng, vocabulary) | plain for _ in range(12)]
+    for row in rows[::2]:
+        row["bias"] = {token: bias for token, bias in row["bias"].items() if token != 6}
+    places = np.arange(len(rows))
+    masks = masks_of(rows, vocabulary, places.tolist())
+    for made in (None, engine(name, 2)):
+        one: Any = sampler(*rows, vocabulary=vocabulary, chooser=made)
+        asked = (places, np.full(len(rows), POSITION), torch.arange(len(rows)), masks, None)
+        found = one.sample(some_logits(len(rows), vocabulary, 1), *asked)
+        assert found.possible_S.tolist() == [True, False] * 6
+        assert found.tokens_S[::2].tolist() == [6] * 6
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_samples_behind_drafts_count_them_as_torch_does(name: str) -> None:
     for seed in range(4):
         rng = random.Random(seed)

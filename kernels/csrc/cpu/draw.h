@@ -142,9 +142,10 @@ INLINE F16 columns_of(const float *from, int64_t at, int64_t columns, float beyo
 
 INLINE float penalized(const penstock_draw_row &row, float logit, int32_t in_prompt, int32_t in_output) {
     if (in_prompt + in_output > 0) {
-        logit = logit > 0.0f ? logit / row.repetition : product_of(logit, row.repetition);
-        // No penalty forbids or forces.
+        // No penalty forbids or forces, and what is forbidden or forced stays so.
         const float largest = __FLT_MAX__;
+        if (logit < -largest || logit > largest) return logit;
+        logit = logit > 0.0f ? logit / row.repetition : product_of(logit, row.repetition);
         logit = logit > largest ? largest : logit < -largest ? -largest : logit;
     }
     logit -= product_of(static_cast<float>(in_output), row.frequency);

@@ -302,8 +302,8 @@ def attend(
         blocks = -(-shared // at_once)
         parts, sums = out_THD, out_THD  # of what is absent nothing is read or written
         if splits > 1:
-            parts = q_THD.new_empty((len(q_THD), heads, splits, values), dtype=torch.float32)
-            sums = q_THD.new_empty((len(q_THD), heads, splits, 2), dtype=torch.float32)
+            parts = q_THD.new_empty((tiles, heads, splits, values), dtype=torch.float32)
+            sums = q_THD.new_empty((tiles, heads, splits, 2), dtype=torch.float32)
         _attend[tiles, kv_heads * blocks, splits](
             q_THD,
             cache_NJD,

@@ -46,8 +46,13 @@ def delta_rule(
     beta_TH: Tensor,
     state_PHDV: Tensor,
     states: StateMetadata,
+    programs: int | None = None,
 ) -> Tensor:
-    """See `delta_rule.gated_delta_rule`, of decays (T, H), and `channel_delta_rule`, of decays (T, H, D). Each state is contiguous."""
+    """See `delta_rule.gated_delta_rule`, of decays (T, H), and `channel_delta_rule`, of decays (T, H, D). Each state is contiguous.
+
+    `programs`: in place of PROGRAMS.
+    """
+    most_programs = PROGRAMS if programs is None else programs
     q_THD, k_THD, v_THV = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_THD, k_THD, v_THV))
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
     _, heads, size, values = state_PHDV.shape
@@ -56,7 +61,7 @@ def delta_rule(
     constants = {"CHANNELS": decay.dim() == 3, "D": size, "num_warps": 1}
 
     def block_of(sequences: int, most: int) -> int:
-        if -(-values // FEWEST_V) * heads * sequences <= PROGRAMS:
+        if -(-values // FEWEST_V) * heads * sequences <= most_programs:
             return FEWEST_V
         return max(most * 128 // max(size, 128), FEWEST_V)  # registers have no room for more
 
@@ -182,7 +187,7 @@ def _error(
     has_channels: bool,
     device: torch.device,
 ) -> float:
-    """Of two runs, one of which is copied, and three single tokens."""
+    """Of two runs, one of which is copied, and three single tokens, by programs with few and with many numbers of a value."""
     drawn = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -197,5 +202,9 @@ def _error(
     step = StateMetadata(places_S, [Run(3, 73, 3, 5), Run(73, 78, 4)])
     wanted_PHDV = state_PHDV.clone()
     wanted = defined(*inputs, wanted_PHDV, step)
-    ours = delta_rule(*inputs, state_PHDV, step)
-    return max(relative_error(ours, wanted), relative_error(state_PHDV, wanted_PHDV))
+    errors = []
+    for programs in (0, 1 << 31):
+        our_PHDV = state_PHDV.clone()
+        ours = delta_rule(*inputs, our_PHDV, step, programs)
+        errors += [relative_error(ours, wanted), relative_error(our_PHDV, wanted_PHDV)]
+    return max(errors)

@@ -66,13 +66,17 @@ def _row_product(
 
 
 def _error(inputs: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> float:
-    """Of some outputs, beside a product in fp64."""
+    """Of whole blocks of outputs, and of one output more, beside products in fp64."""
+    return max(_error_of(outputs, inputs, has_bias, dtype, device) for outputs in (2 * BLOCK_O, BLOCK_O + 1))
+
+
+def _error_of(outputs: int, inputs: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> float:
     drawn = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=drawn).to(device, dtype)
 
-    x_1I, weight_OI, bias_O = normal(1, inputs), normal(BLOCK_O + 1, inputs), normal(BLOCK_O + 1)
+    x_1I, weight_OI, bias_O = normal(1, inputs), normal(outputs, inputs), normal(outputs)
     wanted_1O = x_1I.double() @ weight_OI.double().T + (bias_O.double() if has_bias else 0.0)
     ours_1O = linear(x_1I, weight_OI, bias_O if has_bias else None)
     # Beside what the result's dtype rounds away.

@@ -32,6 +32,7 @@ from penstock.engine.state_cache import state_bytes
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.warm_up import warm_up
 from penstock.errors import TooLittleMemory
+from penstock.layers.module import packed_matrices
 from penstock.loading.memory import Room, device_room
 from penstock.models.model import ModelConfig
 from penstock.models.packed_cache import Measured
@@ -353,12 +354,22 @@ def _step_bytes(
 ) -> int:
     config, native = engine.model.config, engine.native
     if native is None:
-        return working_bytes(
+        needed = working_bytes(
             config, engine.dtype, engine.device, max_slots, max_step_tokens, longest, max_step_drafts
         )
+        return needed + _written_out_bytes(engine)
     rows = max(max_slots + max_step_drafts, PROMPT_LOGITS_AT_ONCE)
     # Logits, and what sampling makes of them in four steps.
     return native.workspace_bytes(max_step_tokens, rows, longest) + 4 * 4 * rows * config.vocab_size
+
+
+def _written_out_bytes(engine: Engine) -> int:
+    """Of the largest matrix of 8 or 4 bits as products of many rows have it (`gpu/quantized.py`): in graphs of decodes, in mixed ones and in
+    steps without a graph.
+    """
+    numbers = max((one.outputs * one.inputs for one in packed_matrices(engine.model)), default=0)
+    itemsize: int = engine.dtype.itemsize
+    return 3 * numbers * itemsize
 
 
 def engine_working_bytes(

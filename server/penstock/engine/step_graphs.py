@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def capture(
 ) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     """How to compute it again, and where the results are then. `pool`: of memory, shared by graphs of which one runs at a time."""
     # Kernels are compiled and libraries take their workspace before anything is recorded.
-    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    aside = _aside(device)
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         compute()
@@ -92,6 +92,12 @@ def capture(
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         results = compute()
     return graph.replay, results
+
+
+@cache
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all graphs: libraries keep a workspace for each that they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -48,6 +48,11 @@ class TiledModule(Module):
         self.tile = 0
 
 
+def packed_matrices(model: object) -> list[PackedMatrix]:
+    """Its matrices of 8 or 4 bits; none of what is no module."""
+    return [found for found in _walk(model) if isinstance(found, PackedMatrix)]
+
+
 def _attributes(module: Module) -> list[str]:
     slots = [name for kind in type(module).__mro__ for name in getattr(kind, "__slots__", ())]
     return [*slots, *getattr(module, "__dict__", ())]
@@ -69,7 +74,7 @@ def _in_torch(held: object, device: Any) -> object:
     return held
 
 
-def _walk(held: object) -> Iterator[Tensor | Module]:
+def _walk(held: object) -> Iterator[Tensor | Module | PackedMatrix]:
     """Depth first; what is held twice comes twice."""
     if is_tensor(held):
         yield held
@@ -81,6 +86,7 @@ def _walk(held: object) -> Iterator[Tensor | Module]:
         for one in held:
             yield from _walk(one)
     elif isinstance(held, PackedMatrix):
+        yield held
         yield from held.parts
     elif isinstance(held, ops.ScoreModifiers) and held.sinks_H is not None:
         yield held.sinks_H  # what else is in it is computed
