@@ -171,6 +171,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             shaped(
                 "",
                 "glm_ocr_text",
+                num_nextn_predict_layers=1,
                 rope_scaling={"rope_type": "default", "mrope_section": [2, 3, 3]},
                 pad_token_id=0,
             ),

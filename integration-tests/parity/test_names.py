@@ -44,6 +44,14 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.up_proj.weight"),
     ),
     "GLM-4.7 Flash": (lambda name: name, ("model.layers.3.enorm.weight",)),
+    "GLM-OCR": (
+        lambda name: name,
+        (
+            "model.language_model.layers.3.eh_proj.weight",
+            "model.language_model.layers.3.self_attn.q_proj.weight",
+            "model.language_model.layers.3.shared_head.head.weight",
+        ),
+    ),
     "GLM-5": (lambda name: name, ("model.layers.3.self_attn.indexer.wk.weight",)),
     # As transformers' own module has them, and as it saves them.
     "Hunyuan 4": (
