@@ -201,6 +201,13 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
             "model.layers.1.mlp.down_proj.lora_B.speech.weight",
         ),
     ),
+    # As LightOn publishes it.
+    "LightOnOCR in its own repository": (
+        "Qwen 3",
+        within("LightOnOCRForConditionalGeneration", "mistral3"),
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.vision_encoder.a.weight", "model.vision_projection.b.weight"),
+    ),
     "Aya Vision": (
         "Cohere 2 (Command R7B)",
         within("AyaVisionForConditionalGeneration", "aya_vision"),
@@ -505,7 +512,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
     ("Phi 3.5 MoE", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
     ("ERNIE 4.5 MoE", {"moe_gate": "top2_fused"}, "moe_gate is 'top2_fused'"),
-    ("Command A+, North Mini", {"expert_selection_fn": "tanh"}, "expert_selection_fn is 'tanh'"),
+    ("North Mini", {"expert_selection_fn": "tanh"}, "expert_selection_fn is 'tanh'"),
     ("EXAONE 4", {"sliding_window_pattern": "LLX", "layer_types": None}, "sliding_window_pattern is 'LLX'"),
     ("Gemma 3 with images", {"text_config": [1]}, "text_config is not an object"),
     ("CodeGen", {"n_head": 2}, "n_head is 2, no multiple of 4"),

@@ -120,6 +120,7 @@ RECIPES = {
     "Lfm2VlForConditionalGeneration": "vision_language",
     "Lfm3ForCausalLM": "lfm3",
     "Lfm3VlForConditionalGeneration": "vision_language",
+    "LightOnOCRForConditionalGeneration": "vision_language",
     "LightOnOcrForConditionalGeneration": "vision_language",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "vision_language",

@@ -21,6 +21,7 @@ from penstock.parallel.group import TensorGroup
 FAMILIES = {
     "aria_text": "aria",
     "cohere2": "cohere2",
+    "cohere2_moe": "cohere2_moe",
     "cohere_compass_text": "cohere_compass",
     "cosmos3_edge_text": "cosmos3_edge",
     "deepseek_ocr2_text": "deepseek_ocr2",
