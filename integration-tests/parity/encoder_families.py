@@ -288,6 +288,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 shaped(
                     "",
                     "deepseek_ocr2_text",
+                    rms_norm_eps=1e-6,
                     num_key_value_heads=4,
                     n_routed_experts=8,
                     n_shared_experts=2,

@@ -12,6 +12,7 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe, ModelLoader
+from penstock.models.recipes import cosmos3_edge
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.text_defaults import DEFAULTS, SAID_BY_CODE
 from penstock.models.recipes.text_of_vision_models import text_config, text_keys
@@ -45,6 +46,7 @@ FAMILIES = {
     "granite": "granite",
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
+    "granitemoehybrid": "granitemoehybrid",
     "hunyuan_vl_text": "hunyuan_v1",
     "hyperclovax": "hyperclovax",
     "kimi_k2": "deepseek",
@@ -90,6 +92,7 @@ UNNAMED = {
     "deepseek_ocr2": "deepseek_ocr2_text",
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
+    "deepseek_vl_v2": "deepseek_ocr2_text",  # of DeepSeek-OCR, which says so as well
     "emu3": "emu3_text_model",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe_text",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
@@ -165,6 +168,8 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         text = text_config(config, {})
     elif "llm_config" in config:  # of InternVL in its own repositories
         text = Fields(config).part("llm_config").config
+    elif "language_config" in config:  # of DeepSeek-OCR
+        text = Fields(config).part("language_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
         text = {**config, "model_type": None}
     kind = text.get("model_type") or UNNAMED.get(str(config.get("model_type")))
@@ -208,6 +213,8 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
     found = recipe_of_text(text).keys(text)
     if config.get("model_type") == "nemo_speechlm":  # Nemotron-H by the names that others have
         found = replace(found, embedding="embed_tokens", norm="norm")
+    if config.get("model_type") == "cosmos3_omni":
+        found = replace(found, ignored=(*found.ignored, *cosmos3_edge.GENERATOR))
     return text_keys(found)
 
 
