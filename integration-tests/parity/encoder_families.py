@@ -450,7 +450,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "Nemotron 3.5 Transcribe": with_sound(
             "Nemotron3_5TranscribeForConditionalGeneration",
             "nemo_speechlm",
-            text["Nemotron-H"],
+            text["Nemotron 3 (experts)"],
             {
                 "asr_config": {**SMALL, "num_mel_bins": 8},
                 "diarization_config": {

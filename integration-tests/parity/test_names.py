@@ -127,6 +127,11 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         (),
     ),
     "Nemotron-H": (lambda name: name, ("mtp.layers.0.norm.weight",)),
+    # Beside NeMo's names, which transformers saves, what its exports hold of other modules.
+    "Nemotron 3.5 Transcribe": (
+        lambda name: name,
+        ("llm.mtp.layers.0.norm.weight", "llm.model.layers.0.mixer.in_proj._extra_state"),
+    ),
 }
 
 Rename = Callable[[str], str]

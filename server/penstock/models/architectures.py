@@ -164,6 +164,7 @@ RECIPES = {
     "MptForCausalLM": "mpt",
     "MvpForConditionalGeneration": "bart",
     "NanoChatForCausalLM": "nanochat",
+    "NeMoSpeechLMForConditionalGeneration": "vision_language",
     "Nemotron3_5TranscribeForConditionalGeneration": "vision_language",
     "NemotronForCausalLM": "nemotron",
     "NemotronHForCausalLM": "nemotron_h",

@@ -161,6 +161,7 @@ NAMES = {
     "MptForCausalLM": "MPT",
     "MvpForConditionalGeneration": "MVP",
     "NanoChatForCausalLM": "nanochat",
+    "NeMoSpeechLMForConditionalGeneration": "Nemotron 3.5 Transcribe",
     "Nemotron3_5TranscribeForConditionalGeneration": "Nemotron 3.5 Transcribe",
     "NemotronForCausalLM": "Nemotron, Minitron",
     "NemotronHForCausalLM": "Nemotron-H, Nemotron 3",

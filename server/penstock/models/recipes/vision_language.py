@@ -14,7 +14,7 @@ from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe, ModelLoader
 from penstock.models.recipes import cosmos3_edge
 from penstock.models.recipes.fields import Fields
-from penstock.models.recipes.text_defaults import DEFAULTS, SAID_BY_CODE
+from penstock.models.recipes.text_defaults import DEFAULTS, SAID_BY_CODE, UNSAID
 from penstock.models.recipes.text_of_vision_models import text_config, text_keys
 from penstock.parallel.group import TensorGroup
 
@@ -171,7 +171,7 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
     elif "language_config" in config:  # of DeepSeek-OCR
         text = Fields(config).part("language_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
-        text = {**config, "model_type": None}
+        text = {**UNSAID.get(str(config.get("model_type")), {}), **config, "model_type": None}
     kind = text.get("model_type") or UNNAMED.get(str(config.get("model_type")))
     if kind not in FAMILIES:
         raise UnusableModel(
