@@ -44,6 +44,29 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
 }
+# The text of Command A+, with a dense layer before the others as its class may have it.
+COMMAND_A_PLUS = shaped(
+    "",
+    "cohere2_moe",
+    rms_norm_eps=None,
+    layer_norm_eps=1e-5,
+    head_dim=16,
+    num_hidden_layers=5,
+    intermediate_size=24,
+    prefix_dense_intermediate_size=112,
+    first_k_dense_replace=1,
+    logit_scale=0.25,
+    num_experts=6,
+    num_experts_per_tok=3,
+    num_shared_experts=2,
+    shared_expert_combination_strategy="average",
+    expert_selection_fn="sigmoid",
+    norm_topk_prob=True,
+    sliding_window=24,
+    sliding_window_pattern=4,
+    prefix_dense_sliding_window_pattern=1,
+    tie_word_embeddings=True,
+)
 
 
 def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -137,6 +160,9 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "Cohere 2 Vision": with_images(
             "Cohere2VisionForConditionalGeneration", "cohere2_vision", text["Cohere 2 (Command R7B)"], SIGLIP
         ),
+        "Command A+": with_images(
+            "Cohere2VisionForConditionalGeneration", "cohere2_vision", COMMAND_A_PLUS, SIGLIP
+        ),
         "Aya Vision": with_images(
             "AyaVisionForConditionalGeneration", "aya_vision", text["Cohere 2 (Command R7B)"], SIGLIP
         ),
@@ -171,6 +197,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             shaped(
                 "",
                 "glm_ocr_text",
+                num_nextn_predict_layers=1,
                 rope_scaling={"rope_type": "default", "mrope_section": [2, 3, 3]},
                 pad_token_id=0,
             ),
@@ -261,6 +288,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 shaped(
                     "",
                     "deepseek_ocr2_text",
+                    rms_norm_eps=1e-6,
                     num_key_value_heads=4,
                     n_routed_experts=8,
                     n_shared_experts=2,
@@ -422,7 +450,7 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "Nemotron 3.5 Transcribe": with_sound(
             "Nemotron3_5TranscribeForConditionalGeneration",
             "nemo_speechlm",
-            text["Nemotron-H"],
+            text["Nemotron 3 (experts)"],
             {
                 "asr_config": {**SMALL, "num_mel_bins": 8},
                 "diarization_config": {

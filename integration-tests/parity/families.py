@@ -487,7 +487,7 @@ FAMILIES |= ENCODERS
 # Of what each of these does differently another family has the same: they are run by `make test-all` only.
 LONG_TAIL = frozenset(
     {
-        *ENCODERS,
+        *(ENCODERS.keys() - {"Command A+"}),
         *("Nemotron 3 Omni", "LFM2-VL", "LFM3-VL", "MiniCPM-V 4.6", "MiniCPM-V 4.7", "SmolVLM", "Idefics 3"),
         *(
             "LLaVA-OneVision",

@@ -32,7 +32,6 @@ ENCODERS = {
 # Names that transformers saves otherwise than they are published, and than it saves those of others: as saved, as published.
 PUBLISHED = {
     "kimi_k25": ("language_model.model.blocks.", "language_model.model.layers."),
-    "nemo_speechlm": (".mixer._fp32_params.", ".mixer."),
     "qianfan_ocr": ("language_model.model.encoder.layers.", "language_model.model.layers."),
 }
 

@@ -206,6 +206,15 @@ def test_whether_the_head_is_tied_is_said_by_the_whole_where_transformers_reads_
     assert text_of({name: theirs[name] for name in ("model_type", "text_config")})["tie_word_embeddings"]
 
 
+def test_nemotron_3_5_transcribe_as_published_says_nothing_of_its_text() -> None:
+    """Which NeMo keeps in a file of its own, and transformers' class as its default."""
+    published = {"architectures": ["NeMoSpeechLMForConditionalGeneration"], "model_type": "nemo_speechlm"}
+    theirs = json.loads(CONFIG_MAPPING["nemo_speechlm"]().to_json_string(use_diff=False))
+    read = read_config(published)
+    assert read == read_config(theirs | published)
+    assert isinstance(read, DecoderConfig) and (read.width, read.num_layers) == (2688, 52)
+
+
 def test_llava_as_published_says_little_of_its_text() -> None:
     text = {
         "max_position_embeddings": 4096,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
-from models import ids, kind_of, make
+from models import ids, kind_of, logits_of, make
 from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
@@ -44,6 +44,14 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.up_proj.weight"),
     ),
     "GLM-4.7 Flash": (lambda name: name, ("model.layers.3.enorm.weight",)),
+    "GLM-OCR": (
+        lambda name: name,
+        (
+            "model.language_model.layers.3.eh_proj.weight",
+            "model.language_model.layers.3.self_attn.q_proj.weight",
+            "model.language_model.layers.3.shared_head.head.weight",
+        ),
+    ),
     "GLM-5": (lambda name: name, ("model.layers.3.self_attn.indexer.wk.weight",)),
     # As transformers' own module has them, and as it saves them.
     "Hunyuan 4": (
@@ -119,6 +127,11 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         (),
     ),
     "Nemotron-H": (lambda name: name, ("mtp.layers.0.norm.weight",)),
+    # Beside NeMo's names, which transformers saves, what its exports hold of other modules.
+    "Nemotron 3.5 Transcribe": (
+        lambda name: name,
+        ("llm.mtp.layers.0.norm.weight", "llm.model.layers.0.mixer.in_proj._extra_state"),
+    ),
 }
 
 Rename = Callable[[str], str]
@@ -158,6 +171,24 @@ def in_minimaxs_words(config: dict[str, Any], architecture: str, model_type: str
     }
 
 
+def deepseek_ocr(text: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """The fields that its own config.json has, as it is quoted; its code says the rest."""
+    said = ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers")
+    said += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "n_routed_experts")
+    said += ("n_shared_experts", "num_experts_per_tok", "n_group", "topk_group")
+    ranks = {"kv_lora_rank": None, "q_lora_rank": None}
+    sizes = {"qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
+    own = {"first_k_dense_replace": 1, "topk_method": "greedy", "use_mla": False, "lm_head": True}
+    language = {name: text[name] for name in said} | own | ranks | sizes
+    return {
+        **language,
+        "architectures": [architecture],
+        "model_type": "deepseek_vl_v2",
+        "language_config": {**language, "architectures": ["DeepseekV2ForCausalLM"]},
+        "vision_config": {},
+    }
+
+
 # Models that transformers cannot make here, around a text model that it can: a text family, the whole's configuration, what
 # the whole calls the tensors, and what it holds beside them.
 WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename, tuple[str, ...]]] = {
@@ -192,6 +223,13 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
             "model.layers.0.self_attn.o_proj.lora_A.vision.weight",
             "model.layers.1.mlp.down_proj.lora_B.speech.weight",
         ),
+    ),
+    # As LightOn publishes it.
+    "LightOnOCR in its own repository": (
+        "Qwen 3",
+        within("LightOnOCRForConditionalGeneration", "mistral3"),
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.vision_encoder.a.weight", "model.vision_projection.b.weight"),
     ),
     "Aya Vision": (
         "Cohere 2 (Command R7B)",
@@ -296,6 +334,52 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
             .replace("attn.v.", "attn.v_proj.")
         ),
         (),
+    ),
+    # As published: what makes images, sound and actions is in the same file.
+    "Cosmos 3, unified": (
+        "Cosmos 3",
+        lambda config: {**config, "architectures": ["Cosmos3ForConditionalGeneration"]},
+        lambda name: name,
+        (
+            "layers.0.self_attn.add_q_proj.weight",
+            "layers.1.self_attn.add_k_proj.weight",
+            "layers.2.self_attn.add_v_proj.weight",
+            "layers.0.self_attn.to_add_out.weight",
+            "layers.0.self_attn.norm_added_q.weight",
+            "layers.0.self_attn.norm_added_k.weight",
+            "layers.0.mlp_moe_gen.gate_proj.weight",
+            "layers.0.input_layernorm_moe_gen.weight",
+            "layers.0.post_attention_layernorm_moe_gen.weight",
+            "norm_moe_gen.weight",
+            "proj_in.weight",
+            "proj_out.bias",
+            "time_embedder.linear_1.weight",
+            "audio_proj_in.weight",
+            "audio_proj_out.weight",
+            "audio_modality_embed",
+            "action_proj_in.fc.weight",
+            "action_proj_out.bias.weight",
+            "action_modality_embed",
+        ),
+    ),
+    # As DeepSeek publishes it: the text's fields are in a part of another name, and again beside it.
+    "DeepSeek-OCR 2 in its own words": (
+        "DeepSeek-OCR 2",
+        lambda config: deepseek_ocr(config["text_config"], "DeepseekOCR2ForCausalLM"),
+        lambda name: name,
+        ("model.qwen2_model.a.weight", "model.sam_model.b.weight", "model.view_seperator"),
+    ),
+    "DeepSeek-OCR": (
+        "DeepSeek-OCR 2",
+        lambda config: deepseek_ocr(config["text_config"], "DeepseekOCRForCausalLM"),
+        lambda name: name,
+        (
+            "model.sam_model.a.weight",
+            "model.vision_model.b.weight",
+            "model.projector.layers.weight",
+            "model.image_newline",
+            "model.view_seperator",
+        ),
     ),
     "MiniMax-Text-01 in its own words": (
         "MiniMax-Text-01",
@@ -491,13 +575,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Inkling", {"conv_kernel_size": 1}, "conv_kernel_size is 1"),
     ("Inkling", {"swa_num_attention_heads": 5}, "swa_num_attention_heads 5 is no multiple"),
     ("OLMoE", {"clip_qkv": 3.0}, "clip_qkv is 3.0"),
+    (
+        "DeepSeek-OCR 2",
+        {"text_config": {**FAMILIES["DeepSeek-OCR 2"]["text_config"], "use_mla": True}},
+        "use_mla is True",
+    ),
     ("Hunyuan A13B", {"moe_topk": [3, 3, 2]}, "moe_topk has different values"),
     ("Hunyuan A13B", {"num_shared_expert": 2}, "num_shared_expert 2"),
     ("Hunyuan", {"use_cla": True}, "use_cla is True"),
     ("Apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
     ("Phi 3.5 MoE", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
     ("ERNIE 4.5 MoE", {"moe_gate": "top2_fused"}, "moe_gate is 'top2_fused'"),
-    ("Command A+, North Mini", {"expert_selection_fn": "tanh"}, "expert_selection_fn is 'tanh'"),
+    ("North Mini", {"expert_selection_fn": "tanh"}, "expert_selection_fn is 'tanh'"),
     ("EXAONE 4", {"sliding_window_pattern": "LLX", "layer_types": None}, "sliding_window_pattern is 'LLX'"),
     ("Gemma 3 with images", {"text_config": [1]}, "text_config is not an object"),
     ("CodeGen", {"n_head": 2}, "n_head is 2, no multiple of 4"),
@@ -668,6 +757,31 @@ def test_the_text_of_a_larger_model_is_the_text_model(whole: str, tmp_path: Path
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(around(FAMILIES[family])))
     torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+
+
+def test_the_text_of_granite_4_0_vision_attends_in_every_layer(tmp_path: Path) -> None:
+    """It has the names of the family's hybrid models (mlx-vlm, pull request 1104); the text of 4.1 has those of Granite 3."""
+    from safetensors.torch import load_file, save_file
+
+    hybrid = FAMILIES["Granite 4 (dense)"]
+    alone = hybrid | {
+        "layer_types": ["attention"] * hybrid["num_hidden_layers"],
+        "position_embedding_type": "rope",
+    }
+    folder = make(tmp_path, alone)
+    expected = logits_of(folder, [ids(190, 3, 20)], torch.float32)[0][-1]
+    whole = within("Granite4VisionForConditionalGeneration", "granite4_vision")(alone)
+    (folder / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(folder / "model.safetensors")
+    named = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    added = (
+        "model.vision_tower.a.weight",
+        "model.layerwise_projectors.0.b.weight",
+        "model.spatial_projectors.0.c.weight",
+    )
+    named |= {name: torch.ones(1) for name in added}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_queries_of_ling_3_may_be_of_low_rank(tmp_path: Path) -> None:
@@ -884,6 +998,7 @@ def test_what_only_the_text_model_says_is_found() -> None:
     assert dtype_name({**config, "torch_dtype": "float16"}, "auto") == "float16"
     assert dtype_name({}, "auto") == "float32"
     assert eos_ids(config, {"eos_token_id": 3}) == [3, 5, 7]
+    assert dtype_name({"language_config": {"torch_dtype": "bfloat16"}}, "auto") == "bfloat16"
 
 
 def test_a_tensor_that_holds_several_parts_is_counted_once(tmp_path: Path) -> None:

@@ -112,7 +112,11 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     if has_experts(read):  # whose width some call intermediate_size
         others |= dict.fromkeys(("intermediate_size",))
     else:
-        others |= dict.fromkeys(("num_local_experts", "num_experts", "num_experts_per_tok"))
+        others |= dict.fromkeys(
+            ("num_local_experts", "num_experts", "num_experts_per_tok", "routed_scaling_factor")
+        )
+    if text.get("use_mla") is False:  # sizes of a latent that it does not have
+        others |= dict.fromkeys(("qk_nope_head_dim", "v_head_dim"))
     if not read.feed_forward:
         others |= dict.fromkeys(("intermediate_size",))
     if "MiMo V2" in model:  # it counts the tokens before
@@ -219,6 +223,20 @@ def test_what_is_quoted_of_layers_is_read() -> None:
             range(every - 1, ling.num_layers, every)
         )
         assert ling.ropes[0].head_dim == 64
+    vision = read_of("Granite 4.0 3B Vision")
+    assert (
+        all(layer.attends and layer.rope is not None for layer in vision.layers) and len(vision.layers) == 40
+    )
+    assert {layer.recurrent for layer in vision.layers} == {None}
+    for model, every, at in (("North Mini Code 1.0", 4, 0), ("Command A+", 4, 3)):
+        windows = read_of(model).layer_windows
+        assert [index for index, window in enumerate(windows) if window is None] == list(
+            range(at, len(windows), every)
+        )
+    ocr = read_of("DeepSeek-OCR")
+    assert [layer.experts is not None for layer in ocr.layers] == [False] + [
+        True
+    ] * 11 and ocr.head_dim == 128
     bamba = read_of("Bamba 9B")
     assert [at for at, layer in enumerate(bamba.layers) if layer.attends] == [9, 18, 27]
     assert bamba.ropes[0].head_dim == 64 and bamba.max_positions == 262144

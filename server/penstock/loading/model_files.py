@@ -171,7 +171,9 @@ def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:
     """config.json, and what it says of the text model where that is a part of it: the outer parts first."""
     found = [config]
     for part in found:
-        inner = (part.get(name) for name in ("text_config", "llm_config", "thinker_config"))
+        inner = (
+            part.get(name) for name in ("text_config", "llm_config", "language_config", "thinker_config")
+        )
         found += [one for one in inner if isinstance(one, dict)]
     return found
 

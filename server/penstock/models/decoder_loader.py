@@ -38,8 +38,10 @@ from penstock_kernels import tensors
 from penstock_kernels.later import Tensor
 from penstock_kernels.tensors import Dtype
 
-# In some checkpoints of every family, and computed here: rotary frequencies, causal masks.
-COMPUTED = r".*\.(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached|masked_bias)"
+# In some checkpoints of every family, and computed here: rotary frequencies, causal masks; and TransformerEngine's own state.
+COMPUTED = (
+    r".*\.(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached|masked_bias|_extra_state)"
+)
 
 
 class Loader:

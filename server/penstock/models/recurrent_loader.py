@@ -71,6 +71,8 @@ def mamba2(loader: Loader, at: str, mixer: Mamba2Config) -> Mamba2:
         norm = numbers(loader, at + "norm.weight", (channels,), x)
         norm = norm.view(max(mixer.norm_groups // group.size, 1), -1)
     width = loader.config.width
+    # NeMo has what stays in fp32 in a module of its own.
+    own = f"{at}_fp32_params." if loader.checkpoint.has(f"{at}_fp32_params.A_log") else at
     out = loader.row_parallel(at + "out_proj", mixer.head_dim, heads, mixer.heads, width, mixer.out_bias)
     return Mamba2(
         mixer,
@@ -78,9 +80,9 @@ def mamba2(loader: Loader, at: str, mixer: Mamba2Config) -> Mamba2:
         len(groups),
         parts,
         convolution(loader, [(at + "conv1d", channels + 2 * inner, mixed)], mixer.kernel, mixer.conv_bias),
-        numbers(loader, at + "A_log", (mixer.heads,), [heads]),
-        numbers(loader, at + "dt_bias", (mixer.heads,), [heads]),
-        numbers(loader, at + "D", (mixer.heads,), [heads]),
+        numbers(loader, own + "A_log", (mixer.heads,), [heads]),
+        numbers(loader, own + "dt_bias", (mixer.heads,), [heads]),
+        numbers(loader, own + "D", (mixer.heads,), [heads]),
         norm,
         group,
         out,

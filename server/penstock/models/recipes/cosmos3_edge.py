@@ -7,17 +7,13 @@ from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import arcee
 
-KEYS = replace(
-    arcee.KEYS,
-    gate="",
-    up="mlp.fc1",
-    down="mlp.fc2",
-    ignored=(
-        r"(?:.*\.)?(?:action_modality_embed|action_proj_(?:in|out)|time_embedder|proj_(?:in|out)|norm_moe_gen)(?:\..*)?",
-        r"(?:.*\.)?layers\.\d+\.(?:input_layernorm|post_attention_layernorm|mlp)_moe_gen\..*",
-        r"(?:.*\.)?layers\.\d+\.self_attn\.(?:add_[qkv]_proj|to_add_out|norm_added_[qk]|k_norm_und_for_gen)\..*",
-    ),
+# What makes images, sound and actions in every Cosmos 3.
+GENERATOR = (
+    r"(?:.*\.)?(?:(?:action|audio)_(?:modality_embed|proj_(?:in|out))|time_embedder|proj_(?:in|out)|norm_moe_gen)(?:\..*)?",
+    r"(?:.*\.)?layers\.\d+\.(?:input_layernorm|post_attention_layernorm|mlp)_moe_gen\..*",
+    r"(?:.*\.)?layers\.\d+\.self_attn\.(?:add_[qkv]_proj|to_add_out|norm_added_[qk]|k_norm_und_for_gen)\..*",
 )
+KEYS = replace(arcee.KEYS, gate="", up="mlp.fc1", down="mlp.fc2", ignored=GENERATOR)
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:

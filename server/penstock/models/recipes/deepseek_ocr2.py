@@ -1,4 +1,4 @@
-"""The text of DeepSeek-OCR 2: Llama's attention with the experts of DeepSeek V2."""
+"""The text of DeepSeek-OCR and DeepSeek-OCR 2: Llama's attention with the experts of DeepSeek V2."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ KEYS = deepseek.KEYS
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields({"n_shared_experts": 2, **config})
+    fields.refuse("use_mla", False)
     read = llama.read_config(config)
     experts = deepseek.softmax_experts(fields)
     return read.with_layers(

@@ -1,11 +1,12 @@
-"""GLM-4 (0414): GLM with norms of what each branch gives."""
+"""GLM-4 (0414), and the text of GLM-4.1V and GLM-OCR: GLM with norms of what each branch gives."""
 
 from dataclasses import replace
 from typing import Any
 
+from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe
-from penstock.models.recipes import glm
+from penstock.models.recipes import deepseek, glm
 
 KEYS = replace(
     glm.KEYS,
@@ -19,4 +20,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     return replace(glm.read_config(config), branch_norm=True)
 
 
-RECIPE = DecoderRecipe(read_config, lambda _: KEYS)
+def keys(config: dict[str, Any]) -> CheckpointKeys:
+    """The layer of GLM-OCR that predicts several tokens ahead comes after the others, and is not used."""
+    return replace(KEYS, ignored=deepseek.predicting_layers(config))
+
+
+RECIPE = DecoderRecipe(read_config, keys)

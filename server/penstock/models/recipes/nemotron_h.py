@@ -16,6 +16,8 @@ from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.mamba2 import Mamba2Loader
 from penstock.models.recipes.mamba2_layers import ATTENTION, RECURRENT
 from penstock.models.recurrent_config import Mamba2Config
+from penstock.parallel.group import ranges
+from penstock_kernels.later import Tensor
 
 KEYS = CheckpointKeys(
     embedding="embeddings",
@@ -38,7 +40,7 @@ KEYS = CheckpointKeys(
         shared_down="mixer.shared_experts.down_proj",
         correction="mixer.gate.e_score_correction_bias",
     ),
-    ignored=(r"mtp\..*",),
+    ignored=(r"(?:llm\.)?mtp\..*",),
 )
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -129,6 +131,10 @@ class NemotronLoader(Mamba2Loader):
         keys, mine = KEYS.experts, self.group.share(choice.count)
         width = choice.latent or self.config.width
         assert keys is not None
+        if self.checkpoint.has(f"{at}mixer.experts.gate_and_up_projs"):
+            up_XGE = self.turned(f"{at}mixer.experts.gate_and_up_projs", (choice.count, width, choice.width))
+            down_XEF = self.turned(f"{at}mixer.experts.down_projs", (choice.count, choice.width, width))
+            return self.with_latent(at, choice, up_XGE, down_XEF)
         up_XGE = self.checkpoint.new((len(mine), choice.width, width))
         down_XEF = self.checkpoint.new((len(mine), width, choice.width))
         for expert in range(choice.count):
@@ -139,9 +145,19 @@ class NemotronLoader(Mamba2Loader):
             else:
                 self.checkpoint.expect(f"{up}.weight", (choice.width, width))
                 self.checkpoint.expect(f"{down}.weight", (width, choice.width))
+        return self.with_latent(at, choice, up_XGE, down_XEF)
+
+    def turned(self, name: str, shape_XIO: tuple[int, int, int]) -> Tensor:
+        """(X, O, I) of this rank's experts, which NeMo exports in one tensor (X, I, O)."""
+        mine = self.group.share(shape_XIO[0])
+        return self.checkpoint.tensor(name, shape_XIO, ranges([mine])).transpose(1, 2).contiguous()
+
+    def with_latent(self, at: str, choice: ExpertsConfig, up_XGE: Tensor, down_XEF: Tensor) -> Experts:
+        """These experts with what else belongs to them; around those of a latent width, the matrices to and from it."""
+        mine = self.group.share(choice.count)
         made = self.mixture(at, choice, mine.start, up_XGE, None, down_XEF, None)
         if choice.latent:
-            whole, bias = self.config.width, self.config.up_bias
+            width, whole, bias = choice.latent, self.config.width, self.config.up_bias
             names = (f"{at}mixer.fc1_latent_proj", f"{at}mixer.fc2_latent_proj")
             biases = [
                 self.read(name, (rows,), kind="bias") if bias else None

@@ -222,6 +222,27 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "smollm3": sizes(128256, 2048, 11008, 36, 16, max_position_embeddings=32768, num_key_value_heads=4),
 }
 
+# The text of models whose config.json says nothing of it, by the `model_type` of the whole.
+UNSAID: dict[str, dict[str, Any]] = {
+    # As transformers' class has it; NeMo keeps it in a file beside it.
+    "nemo_speechlm": {
+        "vocab_size": 131072,
+        "hidden_size": 2688,
+        "intermediate_size": 1856,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_num_heads": 64,
+        "max_position_embeddings": 262144,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "routed_scaling_factor": 2.5,
+    },
+}
+
 # Fields that a family's text configuration leaves out, since its code says them, and that its class of today has under another name.
 SAID_BY_CODE: dict[str, dict[str, Any]] = {
     "emu3_text_model": {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},

@@ -12,8 +12,9 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe, ModelLoader
+from penstock.models.recipes import cosmos3_edge
 from penstock.models.recipes.fields import Fields
-from penstock.models.recipes.text_defaults import DEFAULTS, SAID_BY_CODE
+from penstock.models.recipes.text_defaults import DEFAULTS, SAID_BY_CODE, UNSAID
 from penstock.models.recipes.text_of_vision_models import text_config, text_keys
 from penstock.parallel.group import TensorGroup
 
@@ -21,6 +22,7 @@ from penstock.parallel.group import TensorGroup
 FAMILIES = {
     "aria_text": "aria",
     "cohere2": "cohere2",
+    "cohere2_moe": "cohere2_moe",
     "cohere_compass_text": "cohere_compass",
     "cosmos3_edge_text": "cosmos3_edge",
     "deepseek_ocr2_text": "deepseek_ocr2",
@@ -44,6 +46,7 @@ FAMILIES = {
     "granite": "granite",
     "granite4_vision_text": "granite",
     "granite_docling_text": "granite",
+    "granitemoehybrid": "granitemoehybrid",
     "hunyuan_vl_text": "hunyuan_v1",
     "hyperclovax": "hyperclovax",
     "kimi_k2": "deepseek",
@@ -89,6 +92,7 @@ UNNAMED = {
     "deepseek_ocr2": "deepseek_ocr2_text",
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
+    "deepseek_vl_v2": "deepseek_ocr2_text",  # of DeepSeek-OCR, which says so as well
     "emu3": "emu3_text_model",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe_text",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
@@ -164,8 +168,10 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         text = text_config(config, {})
     elif "llm_config" in config:  # of InternVL in its own repositories
         text = Fields(config).part("llm_config").config
+    elif "language_config" in config:  # of DeepSeek-OCR
+        text = Fields(config).part("language_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
-        text = {**config, "model_type": None}
+        text = {**UNSAID.get(str(config.get("model_type")), {}), **config, "model_type": None}
     kind = text.get("model_type") or UNNAMED.get(str(config.get("model_type")))
     if kind not in FAMILIES:
         raise UnusableModel(
@@ -207,6 +213,8 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
     found = recipe_of_text(text).keys(text)
     if config.get("model_type") == "nemo_speechlm":  # Nemotron-H by the names that others have
         found = replace(found, embedding="embed_tokens", norm="norm")
+    if config.get("model_type") == "cosmos3_omni":
+        found = replace(found, ignored=(*found.ignored, *cosmos3_edge.GENERATOR))
     return text_keys(found)
 
 
