@@ -401,6 +401,19 @@ def test_the_key_is_asked_for_and_kept_in_this_tab_only(open_page: Open, guarded
     chat.button("Not now").click()
 
 
+def test_a_key_with_a_character_that_no_key_has_is_not_taken(open_page: Open, guarded: Launched) -> None:
+    chat = open_page(guarded.url)
+    dialog = chat.page.get_by_role("dialog")
+    field = chat.page.get_by_label("API key", exact=True)
+    field.fill(f"{KEY[:4]}\u200b{KEY[4:]}")
+    field.press("Enter")
+    expect(dialog).to_contain_text("a character that no key has")
+    field.fill(f" {KEY} ")
+    field.press("Enter")
+    expect(dialog).to_be_hidden()
+    chat.ask(ADD)
+
+
 # --- Probabilities, and requests to take away -------------------------------------------------------
 
 
@@ -966,6 +979,16 @@ def test_the_keyboard_is_enough(open_page: Open, slow: Launched) -> None:
     keyboard.press("Enter")
     expect(page.locator(".turn")).to_have_count(0)
     expect(chat.text).to_be_focused()
+
+
+def test_the_key_that_confirms_a_candidate_sends_nothing(chat: Chat) -> None:
+    pressed = """(box, also) => !box.dispatchEvent(
+        new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, cancelable: true, ...also}))"""
+    chat.text.fill("にほん")
+    for also in ({"isComposing": True}, {"keyCode": 229}):  # The second as Safari has it.
+        assert chat.text.evaluate(pressed, also) is False, also
+    expect(chat.page.locator(".turn")).to_have_count(0)
+    expect(chat.text).to_have_value("にほん")
 
 
 def test_what_happens_is_said_and_every_field_has_a_name(chat: Chat) -> None:

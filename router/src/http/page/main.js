@@ -421,7 +421,8 @@ byId("composer").addEventListener("submit", (event) => {
   if (text.value.trim()) ask(text.value);
 });
 text.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  // 229: Safari ends the composition before the key that confirms it.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
   event.preventDefault();
   byId("composer").requestSubmit();
 });
