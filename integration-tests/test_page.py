@@ -288,6 +288,20 @@ def test_the_bounds_are_the_servers(chat: Chat, server: Launched) -> None:
     expect(chat.error).to_contain_text("`stop` must")
 
 
+@pytest.mark.parametrize("most", [2, 0])
+def test_a_fresh_page_asks_for_no_more_probabilities_than_the_server_gives(
+    open_page: Open, launch_null: Launch, most: int
+) -> None:
+    chat = open_page(launch_null("--max-top-n-tokens", str(most)).wait_ready().url)
+    expect(chat.page.locator("#set-top_logprobs-bounds")).to_contain_text(f"0 to {most}")
+    field = chat.page.get_by_label("Token probabilities", exact=True)
+    expect(field).to_have_value(str(most or ""))
+    chat.set("Max tokens", 5)
+    chat.ask(ADD)
+    chat.button("Reset").click()
+    expect(field).to_have_value(str(most or ""))
+
+
 def test_a_full_server_says_when_to_come_back(open_page: Open, slow: Launched) -> None:
     wait_idle(slow)
     body = {"prompt": "For ever", "max_tokens": 8000, "stream": True}

@@ -75,6 +75,7 @@ export class Settings {
       this.schemas[field.name] = own;
       const [about, otherwise] = (own.description ?? "").split(". Default: ");
       const input = this.inputs[field.name];
+      if (field.first && input.value === field.first) input.value = this.first(field);
       input.title = about;
       if (otherwise && field.kind !== "texts") input.placeholder = otherwise;
       const said = [within(field, own), field.hint].filter(Boolean).join("; ");
@@ -164,7 +165,13 @@ export class Settings {
   }
 
   reset() {
-    this.values = Object.fromEntries(FIELDS.map(({ name, first }) => [name, first ?? ""]));
+    this.values = Object.fromEntries(FIELDS.map((field) => [field.name, this.first(field)]));
+  }
+
+  /** What stands in a field at first: no more than the server takes. */
+  first({ name, first = "" }) {
+    const most = this.schemas[name]?.maximum;
+    return Number(first) > most ? String(most || "") : first;
   }
 }
 
