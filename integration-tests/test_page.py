@@ -687,6 +687,8 @@ def test_reasoning_that_the_server_tells_apart_is_folded_and_sent_back(chat: Cha
     words = chat.ask("x")
     expect(words.locator("details.think summary")).to_have_text("Thoughts")
     expect(words.locator("> p")).to_have_text("It is.")
+    expect(chat.page.locator("#said")).to_have_text("The answer is complete. It is.")
+    assert chat.copied("Copy") == "It is."
     with chat.page.expect_request(CHAT) as asked:
         chat.ask("y")
     said = body_of(asked.value)["messages"][1]
@@ -1060,6 +1062,82 @@ def test_what_a_schema_does_not_allow_is_told_with_its_place(chat: Chat) -> None
         told(chat, pieces(answer))
         chat.ask("Name a city.")
         expect(chat.answer.locator(".checked")).to_contain_text(why)
+
+
+# A schema, an answer to it, and what is wrong with that.
+CHECKED: list[tuple[Any, Any, str]] = [
+    ({"patternProperties": {"^x[0-9]$": {"type": "integer"}}, "additionalProperties": False}, {"x1": 5}, ""),
+    (
+        {"patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+        {"x1": "5"},
+        "/x1 is not integer",
+    ),
+    ({"patternProperties": {"^x": {}}, "additionalProperties": False}, {"y": 5}, "/y must not be there"),
+    (
+        {"properties": {"x": {"minimum": 2}}, "patternProperties": {"x": {"maximum": 3}}},
+        {"x": 5},
+        "/x is too large",
+    ),
+    ({"maximum": 10, "exclusiveMaximum": True}, 5, ""),
+    ({"maximum": 10, "exclusiveMaximum": True}, 10, "the whole is too large"),
+    ({"minimum": 2, "exclusiveMinimum": False}, 2, ""),
+    ({"minimum": 2, "exclusiveMinimum": True}, 2, "the whole is too small"),
+    ({"exclusiveMinimum": 0}, 0, "the whole is too small"),
+    ({"properties": {"a": {"$ref": "#addr"}}, "$defs": {"addr": {"$anchor": "addr"}}}, {"a": "x"}, ""),
+    ({"properties": {"a": {"$ref": "#"}}, "type": "object"}, {"a": 5}, "/a is not object"),
+    ({"enum": [{"a": 1, "b": [{"c": 2, "d": 3}]}]}, {"b": [{"d": 3, "c": 2}], "a": 1}, ""),
+    ({"const": {"a": 1}}, {"a": 2}, "the whole is not `const`"),
+    ({"uniqueItems": True}, [{"a": 1, "b": 2}, {"b": 2, "a": 1}], "the whole has an item twice"),
+    ({"$ref": "#/$defs/100%", "$defs": {"100%": {"type": "string"}}}, "a", ""),
+    ({"$ref": "#/$defs/100%", "$defs": {"100%": {"type": "string"}}}, 5, "the whole is not string"),
+    ({"items": [{"type": "string"}], "additionalItems": False}, ["a"], ""),
+    ({"items": [{"type": "string"}], "additionalItems": False}, ["a", 1], "/1 must not be there"),
+]
+
+
+def test_the_check_reads_schemas_of_every_draft(chat: Chat) -> None:
+    found = chat.page.evaluate(
+        """async (all) => {
+            const {check} = await import(new URL('page/schema.js', document.baseURI));
+            return all.map(([schema, value]) => check(schema, value).wrong);
+        }""",
+        CHECKED,
+    )
+    for (schema, value, wrong), said in zip(CHECKED, found, strict=True):
+        assert said == wrong, (schema, value)
+
+
+def test_a_schema_that_cannot_be_checked_does_not_end_the_page(chat: Chat) -> None:
+    told(chat, pieces("{}"))
+    for schema in ({"required": 5}, {"oneOf": [{"$ref": "#"}, {"$ref": "#"}]}):
+        chat.set("Schema of the answer", json.dumps(schema))
+        chat.ask("x")
+        expect(chat.answer.locator(".checked")).to_contain_text("It could not be checked")
+    chat.set("Schema of the answer", "")
+    chat.ask("x")
+    expect(chat.button("Stop")).to_be_hidden()
+
+
+def test_numbers_of_schemas_and_answers_stay_as_they_are(chat: Chat) -> None:
+    most = 2**63 - 1
+    schema = {"type": "integer", "maximum": most, "enum": [most], "default": None, "deprecated": True}
+    parameters = {"type": "object", "properties": {"n": {"maximum": most}}}
+    chat.set("Schema of the answer", json.dumps(schema))
+    chat.set("Tools", json.dumps([{"name": "f", "parameters": parameters}]))
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": f'{{"n": {most}}}'}}
+    told(chat, [*pieces(f"{most}"), {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}])
+    with chat.page.expect_request(CHAT) as request:
+        chat.ask("x")
+    sent = body_of(request.value)
+    assert sent["response_format"]["json_schema"]["schema"] == schema
+    assert sent["tools"][0]["function"]["parameters"] == parameters
+    assert json.loads(shlex.split(chat.copied("Copy as curl"))[-1]) == sent
+    assert chat.copied("Copy as Python").count(f'"maximum": {most}') == 2
+    expect(chat.answer.locator(".checked")).to_contain_text("It is what the schema says.")
+    assert chat.answer.locator(".checked pre").text_content() == f"{most}"
+    expect(chat.answer.locator(".call pre")).to_have_text(f'{{\n  "n": {most}\n}}')
+    chat.page.reload()
+    expect(chat.answer.locator(".checked")).to_contain_text("It is what the schema says.")
 
 
 def test_a_tool_is_tried_with_a_typed_in_result(chat: Chat) -> None:

@@ -2,7 +2,7 @@
 // document and /info, and the server has the last word. An empty field is not sent.
 
 import { element } from "./draw.js";
-import { Literal } from "./stream.js";
+import { Literal, decode } from "./stream.js";
 
 const FIELDS = [
   { name: "system", label: "System prompt", kind: "text", rows: 3 },
@@ -196,12 +196,12 @@ function fault(given, list) {
 /** What cannot be read is sent as it is, for the server to refuse. */
 function format(given) {
   if (fault(given, false)) return given;
-  return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(given) } };
+  return { type: "json_schema", json_schema: { name: "answer", schema: decode(given) } };
 }
 
 function tools(given) {
   if (fault(given, true)) return given;
-  return JSON.parse(given).map((one) => (one?.type ? one : { type: "function", function: one }));
+  return decode(given).map((one) => (one?.type ? one : { type: "function", function: one }));
 }
 
 function stops(given) {
