@@ -158,6 +158,35 @@ def test_rules_and_configuration_are_right_for_promtool() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("up", "ready", "at", "fires"),
+    [
+        (1, "_x40", "90s", False),
+        (1, "_x40", "5m", True),  # It loads its model, and exposes nothing until then.
+        (1, "_x4 1x36", "5m", False),
+        (1, "1x8 0x32", "5m", True),
+        (0, "_x40", "5m", False),  # That is PenstockDown's.
+    ],
+)
+def test_a_server_that_is_long_not_ready_is_told_of(
+    up: int, ready: str, at: str, fires: bool, tmp_path: Path
+) -> None:
+    labels = '{job="penstock", instance="a"}'
+    series = [(f"up{labels}", f"{up}x40"), (f"penstock_ready{labels}", ready)]
+    expected = [{"labels": '{severity="critical"}', "value": 1}] if fires else []
+    query = 'max by (severity) (ALERTS{alertname="PenstockNotReady", alertstate="firing"})'
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": expected}],
+    }
+    file = tmp_path / "tests.yml"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
+    command = [installed("promtool", package="prometheus"), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def prometheus(seasoned: Launched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
     """A Prometheus with our configuration, but for the server's address and the pace."""

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,28 @@ def test_a_figure_stands_beside_its_run() -> None:
 def test_a_figure_without_its_run_is_refused(lines: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         performance().page([json.dumps(line) for line in lines])
+
+
+def test_nobody_is_told_to_install_a_package_that_is_not_there() -> None:
+    """`penstock` is no package of PyPI's: who registers the name there would have code on machines that ask for it."""
+    told = re.compile(r"""(?:pip3?|uv|pipx|uvx)\s[^\n`;&|]*?(?<![\w./-])['"]?penstock(?![\w/*.-])""")
+    for line in ("pip install penstock", "pip3 install -U 'penstock[torch]'", 'uv pip install "penstock>=1"'):
+        assert told.search(line), line
+    for line in ("pip install .", "pip install 'torch>=2.8'\npenstock", "pip install dist/penstock-1.whl"):
+        assert not told.search(line), line
+    told_by = {
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for path in {*PAGES, *files(), ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "pyproject.toml"}
+        - {Path(__file__)}
+        if path.suffix in ("", ".md", ".py", ".rs", ".toml", ".js", ".html")
+        for found in told.finditer(path.read_text(errors="ignore"))
+    }
+    assert not told_by
+
+
+def test_the_torch_that_a_start_asks_for_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = project["optional-dependencies"]["torch"]
+    pages = ("docs/launcher.md", "docs/gpus.md")
+    for name in ("server/penstock/loading/host.py", *pages):
+        assert f"pip install '{torch}'" in (ROOT / name).read_text(), name

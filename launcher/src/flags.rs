@@ -24,7 +24,7 @@ use crate::tgi_flags;
     about = "Penstock, a server for large language models",
     after_help = "`penstock doctor --model-id ...` says what would become of a model, and serves nothing. \
                   `penstock worker --listen ...` computes for a server on another host.\n\n\
-                  Every flag has an environment variable, named in [env: ...]; the flag wins. \
+                  A flag's environment variable is named in [env: ...]; the flag wins. \
                   Without --model-id, Penstock serves the tiny model that ships with it.",
     next_help_heading = "Other"
 )]
@@ -247,10 +247,21 @@ pub enum Refusal {
     Flag(String),
 }
 
+/// The word by which Amazon SageMaker runs an image, and where it calls what it has run
+/// (https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html).
+const SERVE: &str = "serve";
+const SAGEMAKER_PORT: &str = "8080";
+
 /// Parses and checks the command line and, through clap, the environment. Also returns one line for each
 /// flag that was given and has no effect.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Cli, Vec<String>), Refusal> {
-    let command = lenient_environment(tgi_flags::declare(Cli::command()))?;
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut command = lenient_environment(tgi_flags::declare(Cli::command()))?;
+    if arguments.get(1).is_some_and(|word| word == SERVE) {
+        arguments.remove(1);
+        // PORT may be the image's own default.
+        command = command.mut_arg("port", |port| port.env(Resettable::Reset).default_value(SAGEMAKER_PORT));
+    }
     let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
     let mut warnings = tgi_flags::check(&matches).map_err(Refusal::Flag)?;
     let cli =
@@ -259,11 +270,16 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Cli, Vec<
     Ok((cli, warnings))
 }
 
-/// TGI's second names of variables, and what container platforms put into the environment by themselves.
+/// TGI's second names of variables, those of its SageMaker image among them, and what container platforms put into the environment by themselves.
 pub fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refusal> {
-    const SECOND_NAMES: [(&str, &str, &str); 2] = [
+    const SECOND_NAMES: [(&str, &str, &str); 7] = [
         ("max_input_tokens", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"),
         ("shutdown_timeout", "SHUTDOWN_TIMEOUT", "GRACEFUL_TERMINATION_TIMEOUT"),
+        ("model_id", "MODEL_ID", "HF_MODEL_ID"),
+        ("revision", "REVISION", "HF_MODEL_REVISION"),
+        ("num_shard", "NUM_SHARD", "SM_NUM_GPUS"),
+        ("quantize", "QUANTIZE", "HF_MODEL_QUANTIZE"),
+        ("trust_remote_code", "TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"),
     ];
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     for (_, first, second) in SECOND_NAMES {
@@ -641,6 +657,14 @@ mod tests {
             let words = std::iter::once("penstock").chain(arguments.split_whitespace()).map(OsString::from);
             assert!(matches!(parse(words), Err(Refusal::Clap(_))), "{arguments}");
         }
+    }
+
+    #[test]
+    fn sagemakers_word_is_its_port_unless_another_is_named() {
+        assert_eq!(accepted("serve").0.router.port, 8080);
+        assert_eq!(accepted("serve --port 7 --model-id a/b").0.router.port, 7);
+        assert_ne!(accepted("--model-id serve").0.router.port, 8080);
+        assert!(matches!(parse(["penstock", "serve", "serve"].map(OsString::from)), Err(Refusal::Clap(_))));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub fn find(named: Option<&Path>, environment: &Environment) -> Result<PathBuf, 
         .find(|path| path.is_file())
         .ok_or_else(|| {
             let beside = folders.first().map_or("this program".into(), |folder| folder.display().to_string());
-            format!("there is no Python in {beside}: install Penstock with pip, or name an interpreter with --python")
+            format!("there is no Python in {beside}: install Penstock's wheel or checkout with pip, or name an interpreter with --python")
         })
 }
 
@@ -53,7 +53,7 @@ pub fn package(python: &Path, environment: &Environment) -> Result<PathBuf, Stri
     let folder = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
     if folder.is_empty() {
         return Err(format!(
-            "{} has no package `penstock`: install Penstock with pip, or name an interpreter with --python",
+            "{} has no package `penstock`: install Penstock's wheel or checkout with pip, or name an interpreter with --python",
             python.display()
         ));
     }

@@ -44,6 +44,7 @@ fn everything_else_is_exit_code_1_and_one_line() {
         (&["--sharded", "true"], &[("CUDA_VISIBLE_DEVICES", "3")], "CUDA_VISIBLE_DEVICES shows 1"),
         (&[], &[("MAX_INPUT_LENGTH", "5"), ("MAX_INPUT_TOKENS", "5")], "MAX_INPUT_LENGTH"),
         (&["--max-total-tokens", "5"], &[("MAX_INPUT_LENGTH", "5")], "--max-input-tokens"),
+        (&[], &[("HF_MODEL_ID", "a/b"), ("MODEL_ID", "a/b")], "HF_MODEL_ID"),
         (&["--model-id", "/no/such/folder"], &[], "/no/such/folder"),
         (&["--tls-cert", "/no/such/file"], &[], "--tls-key"),
         (&["--device", "cuda:7", "--num-shard", "2"], &[], "--device cuda:7"),
@@ -71,6 +72,24 @@ fn what_container_platforms_set_by_themselves_is_no_error() {
     // It gets as far as looking for the folder.
     let output = penstock(&["--model-id", "/no/such/folder"], &machine);
     assert!(said(&output).contains("/no/such/folder"), "{}", said(&output));
+}
+
+#[test]
+fn a_sagemaker_container_serves_what_its_variables_name() {
+    let model = ("HF_MODEL_ID", "/no/such/folder");
+    // PORT is the image's, and not SageMaker's.
+    let output = penstock(&["serve"], &[model, ("PORT", "many"), ("SM_NUM_GPUS", "1")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("/no/such/folder"), "{}", said(&output));
+    for (variable, names) in [
+        ("HF_MODEL_REVISION", "--revision"),
+        ("HF_MODEL_QUANTIZE", "--quantize"),
+        ("SM_NUM_GPUS", "--num-shard"),
+        ("HF_MODEL_TRUST_REMOTE_CODE", "--trust-remote-code"),
+    ] {
+        let output = penstock(&["serve"], &[(variable, "word")]);
+        assert!(said(&output).contains(names), "{variable}: {}", said(&output));
+    }
 }
 
 #[test]

@@ -76,6 +76,9 @@ pub enum RunError {
     Http(String),
 }
 
+/// Ports below it may be root's alone (`net.ipv4.ip_unprivileged_port_start`).
+const FIRST_FREE_PORT: u16 = 1024;
+
 /// Checks the flags and takes the address of `--hostname` and `--port`, so that flags that contradict
 /// each other and a taken port are errors before anything is downloaded or loaded. Connections are refused
 /// until `run`.
@@ -100,6 +103,12 @@ fn refused(address: SocketAddr, error: &std::io::Error) -> FlagError {
     let port = address.port();
     FlagError(match error.kind() {
         std::io::ErrorKind::AddrInUse => format!("--port {port}: another program listens on it"),
+        std::io::ErrorKind::PermissionDenied if port < FIRST_FREE_PORT => {
+            format!(
+                "--port {port}: not allowed for this user, who may have a port of {FIRST_FREE_PORT} or above: \
+                 name one with --port or the variable PORT"
+            )
+        }
         std::io::ErrorKind::PermissionDenied => format!("--port {port}: not allowed for this user"),
         std::io::ErrorKind::AddrNotAvailable => {
             format!("--hostname {}: not an address of this machine", address.ip())
@@ -418,4 +427,20 @@ fn compute_type(devices: u32, device_name: &str) -> HeaderValue {
     let words = device_name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let name = words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-");
     HeaderValue::from_str(&format!("{devices}-{name}")).expect("digits, letters and dashes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_roots_is_refused_with_those_that_are_not() {
+        let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let line = refused(([0, 0, 0, 0], 80).into(), &denied).to_string();
+        for part in ["--port 80: not allowed", "1024 or above", "--port or the variable PORT"] {
+            assert!(line.contains(part), "{line}");
+        }
+        let line = refused(([0, 0, 0, 0], 8080).into(), &denied).to_string();
+        assert_eq!(line, "--port 8080: not allowed for this user");
+    }
 }

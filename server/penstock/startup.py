@@ -17,7 +17,15 @@ from penstock.engine.engine_thread import EngineThread
 from penstock.engine.preparation import prepare
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder, check_weights
-from penstock.loading.host import NEEDS_TORCH, Processor, has_torch, in_bf16, may_have_accelerator, threads_of
+from penstock.loading.host import (
+    INSTALL_TORCH,
+    NEEDS_TORCH,
+    Processor,
+    has_torch,
+    in_bf16,
+    may_have_accelerator,
+    threads_of,
+)
 from penstock.loading.model_files import GENERATION, dtype_name, eos_ids, read_config, read_json
 from penstock.models import choice
 from penstock.models.architectures import left_out
@@ -122,7 +130,7 @@ def _without_torch(
     if arguments.device == "auto" and may_have_accelerator():
         if has_torch():
             return "models on a GPU"
-        told = "this machine has a GPU's driver, and torch is not installed, which GPUs need: pip install 'penstock[torch]'; the CPU serves"
+        told = f"this machine has a GPU's driver, and torch is not installed, which GPUs need: {INSTALL_TORCH}; the CPU serves"
         log("WARN", told)
     quantize, head, trusted = arguments.quantize or "", arguments.quantize_head, arguments.trust_remote_code
     threads, found = threads_of(arguments.threads), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from hub_server import Hub, Repo
+from penstock.hub import client
 
 CONFIG = b'{"model_type": "llama"}'
 # `huggingface_hub` writes in pieces of 10 MiB; only whole pieces can be resumed.
@@ -310,6 +312,19 @@ def test_too_little_room_is_said_before_the_download(machine: Machine) -> None:
     failure = machine.run("owner/model").failure
     assert "disk" in failure and "1000000.0 GB" in failure
     assert "model.safetensors" not in machine.hub.bodies()
+
+
+@pytest.mark.parametrize(
+    ("number", "says"), [(errno.EACCES, f"user {os.geteuid()}"), (errno.EROFS, "nobody can write there")]
+)
+def test_a_cache_that_this_user_may_not_write_is_named_with_the_user(number: int, says: str) -> None:
+    def bring(request: client.Request) -> Path:
+        raise OSError(number, os.strerror(number), "/data/models--owner--model")
+
+    with pytest.raises(client.Unavailable) as failure:
+        client.obtain(client.Request("owner/model", None, Path("/data")), bring)
+    line = str(failure.value)
+    assert "/data/models--owner--model" in line and says in line and "--huggingface-hub-cache" in line
 
 
 def test_the_cache_is_where_flag_or_environment_say(machine: Machine, tmp_path: Path) -> None:

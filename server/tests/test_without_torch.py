@@ -208,7 +208,7 @@ def test_shards_on_the_engine_import_no_torch(tmp_path: Path) -> None:
     [
         (
             ["--dtype", "float32"],
-            "models in float32 need torch, which is not installed: pip install 'penstock[torch]'",
+            "models in float32 need torch, which is not installed: pip install 'torch>=2.8'",
         ),
         (["--model-impl", "transformers"], "models through transformers need torch"),
         (["--device", "cuda"], "models on --device cuda need torch"),

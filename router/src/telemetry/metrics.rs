@@ -89,8 +89,17 @@ fn recorder(max_input_tokens: u32, max_total_tokens: u32) -> metrics_exporter_pr
 }
 
 /// Every cause that a request can fail by, as `tgi_request_failure` names it.
-const FAILURES: [&str; 8] =
-    ["validation", "template", "generation", "overloaded", "unavailable", "incomplete", "internal", DROPPED];
+pub const FAILURES: [&str; 9] = [
+    "validation",
+    "template",
+    "generation",
+    "overloaded",
+    "unavailable",
+    "deadline",
+    "incomplete",
+    "internal",
+    DROPPED,
+];
 
 /// The client left.
 pub const DROPPED: &str = "dropped";

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import json
 import logging
+import os
 import shutil
 import struct
 import tempfile
@@ -172,9 +173,21 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
             return cached(request, f"the hub cannot be reached ({type(error).__name__})")
         if isinstance(error, UnusableModel):
             raise Unavailable(f"the model {request.repo} cannot be served: {error}") from error
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise Unavailable(forbidden(request, error)) from error
         if isinstance(error, OSError):
             raise Unavailable(f"the download of {request.repo} failed: {one_line(error)}") from error
         raise
+
+
+def forbidden(request: Request, error: OSError) -> str:
+    """What keeps this user from keeping the download, and the way out."""
+    place = error.filename if isinstance(error.filename, str) else request.cache
+    if error.errno == errno.EROFS:
+        why = "nobody can write there"
+    else:
+        why = f"user {os.geteuid()}, who runs this, may not write there"
+    return f"the download of {request.repo} cannot be kept in {place}: {why}; --huggingface-hub-cache names another folder"
 
 
 def download(request: Request, examine: Callable[[Path], list[str]]) -> Path:

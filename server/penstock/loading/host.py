@@ -17,7 +17,9 @@ class Processor:
         return self.type
 
 
-NEEDS_TORCH = " need torch, which is not installed: pip install 'penstock[torch]'"
+# The lower bound is that of pyproject.toml's `torch`.
+INSTALL_TORCH = "pip install 'torch>=2.8'"
+NEEDS_TORCH = f" need torch, which is not installed: {INSTALL_TORCH}"
 
 # Where ROCm's driver shows its devices.
 ROCM = Path("/dev/kfd")

@@ -43,8 +43,8 @@ pub struct Entry {
     pub openai_type: &'static str,
     /// OpenAI's `code`, and the label `type` of `penstock_errors`.
     pub code: &'static str,
-    /// The label `err` of `tgi_request_failure`.
-    pub label: &'static str,
+    /// The label `err` of `tgi_request_failure`; `None` for what is refused before a request counts.
+    pub label: Option<&'static str>,
     /// What TGI puts before the message.
     pub tgi_prefix: &'static str,
     /// When it happens.
@@ -85,8 +85,9 @@ impl Cause {
         self.entry().code
     }
 
+    /// For a request that counts.
     pub fn label(self) -> &'static str {
-        self.entry().label
+        self.entry().label.unwrap_or("internal")
     }
 
     /// The catalogue.
@@ -104,22 +105,22 @@ impl Cause {
                 )
             }
             Cause::MalformedHead => {
-                Entry::of_request(StatusCode::BAD_REQUEST, "malformed_head", Some("validation")).said(
+                Entry::before_it_counts(StatusCode::BAD_REQUEST, "malformed_head", Some("validation")).said(
                     "The head leaves doubt of which host is meant or where the body ends",
                     "Send one `host` header, and a length or `transfer-encoding: chunked`, once",
                 )
             }
             Cause::Unauthorized => {
-                Entry::of_request(StatusCode::UNAUTHORIZED, "invalid_api_key", Some("authentication")).said(
+                Entry::before_it_counts(StatusCode::UNAUTHORIZED, "invalid_api_key", Some("authentication")).said(
                     "The API key is missing or wrong",
                     "Send `Authorization: Bearer KEY` with a key of this server",
                 )
             }
-            Cause::NotFound => Entry::of_request(StatusCode::NOT_FOUND, "not_found", Some("not_found")).said(
+            Cause::NotFound => Entry::before_it_counts(StatusCode::NOT_FOUND, "not_found", Some("not_found")).said(
                 "There is no such route, or no such model",
                 "See the routes in http.md, and the model in `/v1/models`",
             ),
-            Cause::MethodNotAllowed => Entry::of_request(
+            Cause::MethodNotAllowed => Entry::before_it_counts(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method_not_allowed",
                 Some("method_not_allowed"),
@@ -147,7 +148,7 @@ impl Cause {
                 "Send `content-type: application/json`, uncompressed",
             ),
             Cause::WrongHost => {
-                Entry::of_request(StatusCode::MISDIRECTED_REQUEST, "wrong_host", Some("wrong_host")).said(
+                Entry::before_it_counts(StatusCode::MISDIRECTED_REQUEST, "wrong_host", Some("wrong_host")).said(
                     "The server was asked as a host that is not one of `--allowed-hosts`",
                     "Use a name that it answers for, or add this one to the flag",
                 )
@@ -162,7 +163,7 @@ impl Cause {
                  and what was given",
             ),
             Cause::Template => Entry {
-                label: "template",
+                label: Some("template"),
                 tgi_prefix: "Template error: ",
                 ..Entry::of_request(StatusCode::UNPROCESSABLE_ENTITY, "template_error", Some("template_error"))
             }
@@ -203,8 +204,11 @@ impl Cause {
                 "The server is loading, recovering, draining, has failed, or has no room for a connection",
                 "Ask again after the seconds of `Retry-After`; the message says what it waits for",
             ),
-            Cause::Unhealthy => Entry::of_server(StatusCode::SERVICE_UNAVAILABLE, "healthcheck", "unavailable")
-                .said("The same, asked by a health probe", "Keep traffic away until it is 200"),
+            Cause::Unhealthy => Entry {
+                label: None,
+                ..Entry::of_server(StatusCode::SERVICE_UNAVAILABLE, "healthcheck", "unavailable")
+            }
+            .said("The same, asked by a health probe", "Keep traffic away until it is 200"),
             Cause::Deadline => Entry::of_server(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", "deadline")
                 .said(
                     "The deadline of `x-request-deadline-ms` passed while the request ran",
@@ -217,13 +221,22 @@ impl Cause {
 impl Entry {
     /// The request is to blame.
     const fn of_request(status: StatusCode, code: &'static str, error_type: Option<&'static str>) -> Self {
-        let (openai_type, label) = ("invalid_request_error", "validation");
+        let (openai_type, label) = ("invalid_request_error", Some("validation"));
         Self { status, error_type, openai_type, code, label, tgi_prefix: "", about: "", remedy: "" }
+    }
+
+    /// The request is to blame, and is refused before anything is asked to generate.
+    const fn before_it_counts(
+        status: StatusCode,
+        code: &'static str,
+        error_type: Option<&'static str>,
+    ) -> Self {
+        Self { label: None, ..Self::of_request(status, code, error_type) }
     }
 
     /// The server is, or its load. `error_type` is the code.
     const fn of_server(status: StatusCode, code: &'static str, label: &'static str) -> Self {
-        let (error_type, openai_type) = (Some(code), "server_error");
+        let (error_type, openai_type, label) = (Some(code), "server_error", Some(label));
         Self { status, error_type, openai_type, code, label, tgi_prefix: "", about: "", remedy: "" }
     }
 
@@ -238,6 +251,7 @@ mod tests {
 
     use super::*;
     use crate::http::docs::tests::assert_is_written;
+    use crate::telemetry::metrics;
 
     #[test]
     fn the_catalogue_in_docs_is_this_one() {
@@ -253,6 +267,17 @@ mod tests {
         assert!(Cause::ALL.is_sorted_by_key(|cause| cause.status().as_u16()));
     }
 
+    #[test]
+    fn every_label_of_a_failure_stands_at_0_from_the_first_scrape() {
+        let mut labels: Vec<_> = Cause::ALL.iter().filter_map(|cause| cause.entry().label).collect();
+        labels.push(metrics::DROPPED);
+        labels.sort_unstable();
+        labels.dedup();
+        let mut begun = metrics::FAILURES;
+        begun.sort_unstable();
+        assert_eq!(labels, begun);
+    }
+
     /// `docs/errors.md`.
     fn catalogue() -> String {
         let mut text = String::from(
@@ -262,15 +287,17 @@ mod tests {
              Anthropic's `{\"type\": \"error\", \"error\": {\"type\", \"message\", \"param\"}}`, with the status 400 for what is 422 elsewhere and\n\
              Anthropic's `type` of the status; in a stream that has begun it is the last event. The message of a wrong field is `FIELD must be LIMIT. Given: VALUE`, in the names that\n\
              the route has for its fields; `param` is the field. `code` is also the label `type` of `penstock_errors`, and the\n\
-             last column is the label `err` of `tgi_request_failure`.\n\n\
+             last column is the label `err` of `tgi_request_failure`; what has none is refused before it counts as a request.\n\n\
              | status | `error_type` | `type` | `code` | when | what to do | `err` |\n|---|---|---|---|---|---|---|\n",
         );
         for cause in Cause::ALL {
             let Entry { status, error_type, openai_type, code, label, about, remedy, .. } = cause.entry();
-            let (status, error_type) =
-                (status.as_u16(), error_type.map_or("null".into(), |name| format!("`{name}`")));
+            let quoted =
+                |name: Option<&str>, none: &str| name.map_or(none.into(), |name| format!("`{name}`"));
+            let (status, error_type, label) =
+                (status.as_u16(), quoted(error_type, "null"), quoted(label, "-"));
             let names = format!("{error_type} | `{openai_type}` | `{code}`");
-            let _ = writeln!(text, "| {status} | {names} | {about} | {remedy} | `{label}` |");
+            let _ = writeln!(text, "| {status} | {names} | {about} | {remedy} | {label} |");
         }
         text
     }

@@ -1,6 +1,8 @@
 // The API key: asked for when the server wants one, kept in this tab's sessionStorage, nowhere else.
 
 const PLACE = "penstock-key";
+// What no key has, and no header takes: a zero-width space that was copied with it.
+const FOREIGN = /[^\x21-\x7e]/;
 const byId = (id) => document.getElementById(id);
 
 export class Access {
@@ -14,7 +16,9 @@ export class Access {
     const dialog = byId("key-dialog");
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#use(byId("key").value.trim());
+      const key = byId("key").value.trim();
+      if (FOREIGN.test(key)) return this.#open("The key has a character that no key has.");
+      this.#use(key);
       dialog.close("given");
     });
     byId("key-cancel").addEventListener("click", () => dialog.close());

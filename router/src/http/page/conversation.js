@@ -3,6 +3,7 @@
 
 import { draw, element } from "./draw.js";
 import { check } from "./schema.js";
+import { decode, encode } from "./stream.js";
 
 const clock = () => performance.now() / 1000;
 
@@ -71,6 +72,11 @@ export class Answer {
     return Boolean(this.text || this.calls.length);
   }
 
+  /** What it says; its reasoning where that is all there is. */
+  get plain() {
+    return this.content || this.reasoning;
+  }
+
   #call({ index = 0, id, function: { name, arguments: more = "" } = {} }) {
     this.firstAt ??= clock();
     this.lastAt = clock();
@@ -88,10 +94,7 @@ export class Answer {
     } catch {
       return { words: "This is not whole JSON.", pretty: null };
     }
-    const { wrong, unseen } = check(this.schema, value);
-    const not = unseen.length ? ` Not looked at: ${unseen.join(", ")}.` : "";
-    const words = wrong ? `It is not what the schema says: ${wrong}.` : `It is what the schema says.${not}`;
-    return { words, pretty: JSON.stringify(value, null, 2) };
+    return { words: verdict(this.schema, value), pretty: pretty(this.content) };
   }
 
   /** As a conversation has it. */
@@ -145,9 +148,20 @@ export class Answer {
 /** JSON in lines; what is none stays as it is. */
 function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return encode(decode(text), "", "  ");
   } catch {
     return text;
+  }
+}
+
+/** Whether `value` is what `schema` says, in words. No schema is so odd that the page would end with it. */
+function verdict(schema, value) {
+  try {
+    const { wrong, unseen } = check(schema, value);
+    const not = unseen.length ? ` Not looked at: ${unseen.join(", ")}.` : "";
+    return wrong ? `It is not what the schema says: ${wrong}.` : `It is what the schema says.${not}`;
+  } catch (error) {
+    return `It could not be checked: ${error.message}.`;
   }
 }
 

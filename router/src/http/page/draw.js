@@ -66,9 +66,16 @@ class Pen {
     }
   }
 
-  code({ language, start, end }) {
+  code({ language, start, end, indent }) {
     const code = element("code");
-    this.write(code, start, end);
+    for (let at = start; at < end; ) {
+      const found = indent ? this.text.indexOf("\n", at) : -1;
+      const next = found < 0 || found >= end ? end : found + 1;
+      const own = Math.min(at + indent, next);
+      while (at < own && (this.text[at] === " " || this.text[at] === "\t")) at += 1;
+      this.write(code, at, next);
+      at = next;
+    }
     const block = element("pre", { dir: "ltr", tabIndex: 0 }, code);
     if (language) block.dataset.language = language;
     return block;

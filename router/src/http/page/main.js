@@ -8,7 +8,7 @@ import * as probabilities from "./probabilities.js";
 import { curl, python } from "./recipe.js";
 import { Watch } from "./server.js";
 import { Settings } from "./settings.js";
-import { Broken, Refused, chat } from "./stream.js";
+import { Broken, Refused, chat, encode } from "./stream.js";
 
 const byId = (id) => document.getElementById(id);
 const [text, log, scroll, side] = ["text", "log", "scroll", "side"].map(byId);
@@ -125,7 +125,8 @@ async function answer(turn) {
     stream_options: { include_usage: true },
     ...settings.body(),
   };
-  answer.schema = answer.sent.response_format?.json_schema?.schema ?? null;
+  const schema = answer.sent.response_format?.json_schema?.schema;
+  answer.schema = schema ? JSON.parse(encode(schema)) : null;
   underWay = { turn, controller, heard: performance.now() };
   const silence = setInterval(() => {
     watch.impatient = performance.now() - underWay.heard > SILENCE;
@@ -144,7 +145,7 @@ async function answer(turn) {
       soon(turn);
     }
     answer.end("done");
-    say(`The answer is complete. ${answer.text}`);
+    say(`The answer is complete. ${answer.plain}`);
   } catch (error) {
     if (controller.signal.aborted) {
       answer.end("stopped");
@@ -238,7 +239,7 @@ async function act(name, turn, button) {
     case "retry":
       return retry(turn);
     case "copy":
-      return copy(turn.answer.text, button);
+      return copy(turn.answer.plain, button);
     case "curl":
       return copy(curl(turn.answer.sent, Boolean(access.key)), button);
     case "python":
@@ -421,7 +422,8 @@ byId("composer").addEventListener("submit", (event) => {
   if (text.value.trim()) ask(text.value);
 });
 text.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  // 229: Safari ends the composition before the key that confirms it.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
   event.preventDefault();
   byId("composer").requestSubmit();
 });

@@ -4,13 +4,14 @@
 //
 // Blocks: {kind: "paragraph" | "heading" | "code" | "list" | "table" | "think", start, end, ...}
 //   paragraph, heading (level): lines, each a list of inline pieces
-//   code: language, start and end of the content
+//   code: language, start and end of the content, and how many spaces of each of its lines are the fence's
 //   list: items {depth, ordered, number, lines}
 //   table: rows of cells, each a list of inline pieces, the first is the head; aligned: one of "", left, right, center
 //   think: blocks, and whether it is closed
 // Inline pieces: {kind: "text" | "code" | "strong" | "em" | "link", start, end, children?}, link with its address
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
+// At any indent: within an item of a list it begins where the item's text does.
+const FENCE = /^([ \t]*)(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6}) +(?=\S)/;
 const ITEM = /^( *)(?:([-*+])|(\d{1,9})[.)])(?: +(?=\S)|$)/;
 const BLANK = /^\s*$/;
@@ -62,7 +63,8 @@ function blocks(source, from, until) {
 function code(lines, at) {
   const opened = FENCE.exec(lines[at].text);
   if (!opened) return null;
-  const [, fence, language] = opened;
+  const [, { length: indent }, fence, info] = opened;
+  const language = info.trim().split(/\s/, 1)[0];
   let last = at + 1;
   const closes = (text) => {
     const mark = text.trim();
@@ -72,7 +74,7 @@ function code(lines, at) {
   // Not closed yet while it is being written: all that follows belongs to it.
   const start = Math.min(lines[at].end + 1, lines.at(-1).end);
   const end = Math.max(start, last > at + 1 ? lines[last - 1].end : start);
-  return [{ kind: "code", language, start, end }, last + 1];
+  return [{ kind: "code", language, start, end, indent }, last + 1];
 }
 
 function heading(source, lines, at) {

@@ -3,15 +3,23 @@
 
 const KNOWN = new Set(
   ("$schema $id $defs definitions $ref title description default examples deprecated $comment type enum const minimum maximum " +
-    "exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format items prefixItems minItems maxItems uniqueItems " +
-    "properties required additionalProperties minProperties maxProperties anyOf oneOf allOf not").split(" "),
+    "exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format items prefixItems additionalItems minItems maxItems " +
+    "uniqueItems properties patternProperties required additionalProperties minProperties maxProperties anyOf oneOf allOf not").split(" "),
 );
 const DEPTH = 100;
+/** Schemas that name themselves in several places would take 2 ** DEPTH. */
+const STEPS = 200_000;
 
 const kind = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
-const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+const byName = ([one], [other]) => (one < other ? -1 : 1);
+const sorted = (_, value) => (kind(value) === "object" ? Object.fromEntries(Object.entries(value).sort(byName)) : value);
+/** The same text for the same value, whatever the order of its members. */
+const identity = (value) => JSON.stringify(value, sorted);
+const same = (one, other) => identity(one) === identity(other);
+/** What a number must not reach: in draft 4 `true` says that it is the bound beside it. */
+const exclusive = (given, bound) => (given === true ? bound : given === false ? undefined : given);
 
-/** {wrong: where and why, or ""; unseen: keywords that were not looked at}. */
+/** {wrong: where and why, or ""; unseen: keywords that were not looked at}. Throws where that cannot be said. */
 export function check(schema, value) {
   const checker = new Checker(schema);
   return { wrong: checker.wrong(schema, value, "", 0), unseen: [...checker.unseen] };
@@ -21,9 +29,12 @@ class Checker {
   constructor(root) {
     this.root = root;
     this.unseen = new Set();
+    this.steps = 0;
   }
 
   wrong(schema, value, at, depth) {
+    this.steps += 1;
+    if (this.steps > STEPS) throw new Error("the schema asks for too many steps");
     if (schema === true || depth > DEPTH) return "";
     const place = at || "the whole";
     if (schema === false) return `${place} must not be there`;
@@ -60,8 +71,8 @@ class Checker {
     if ("const" in schema && !same(schema.const, value)) return `${place} is not \`const\``;
     if (typeof value === "number") {
       const { minimum, maximum, exclusiveMinimum: above, exclusiveMaximum: below, multipleOf } = schema;
-      if (value < minimum || value <= above) return `${place} is too small`;
-      if (value > maximum || value >= below) return `${place} is too large`;
+      if (value < minimum || value <= exclusive(above, minimum)) return `${place} is too small`;
+      if (value > maximum || value >= exclusive(below, maximum)) return `${place} is too large`;
       const times = value / multipleOf;
       if (multipleOf && Math.abs(times - Math.round(times)) > 1e-9) return `${place} is no multiple of ${multipleOf}`;
     }
@@ -69,29 +80,34 @@ class Checker {
       const length = [...value].length;
       if (length < schema.minLength) return `${place} is too short`;
       if (length > schema.maxLength) return `${place} is too long`;
-      if (schema.pattern !== undefined && !this.#matches(schema.pattern, value)) return `${place} does not match ${schema.pattern}`;
+      const { pattern } = schema;
+      if (pattern !== undefined && this.#matches(pattern, value, "pattern") === false) return `${place} does not match ${pattern}`;
     }
     return "";
   }
 
-  #matches(pattern, value) {
+  /** undefined: the browser cannot read the pattern, which is not looked at. */
+  #matches(pattern, value, keyword) {
     try {
       return new RegExp(pattern, "u").test(value);
     } catch {
-      this.unseen.add("pattern");
-      return true;
+      this.unseen.add(keyword);
+      return undefined;
     }
   }
 
   #items(schema, value, at, place, depth) {
     if (value.length < schema.minItems) return `${place} has too few items`;
     if (value.length > schema.maxItems) return `${place} has too many items`;
-    if (schema.uniqueItems && new Set(value.map((one) => JSON.stringify(one))).size < value.length) {
+    if (schema.uniqueItems && new Set(value.map(identity)).size < value.length) {
       return `${place} has an item twice`;
     }
-    const first = schema.prefixItems ?? [];
+    // Before `prefixItems` a list of `items` was what that is now.
+    const listed = Array.isArray(schema.items);
+    const first = schema.prefixItems ?? (listed ? schema.items : []);
+    const rest = (listed ? schema.additionalItems : schema.items) ?? true;
     for (const [index, item] of value.entries()) {
-      const found = this.wrong(first[index] ?? schema.items ?? true, item, `${at}/${index}`, depth + 1);
+      const found = this.wrong(first[index] ?? rest, item, `${at}/${index}`, depth + 1);
       if (found) return found;
     }
     return "";
@@ -103,19 +119,39 @@ class Checker {
     if (missing !== undefined) return `${place} lacks ${JSON.stringify(missing)}`;
     if (names.length < schema.minProperties) return `${place} has too few members`;
     if (names.length > schema.maxProperties) return `${place} has too many members`;
-    const known = schema.properties ?? {};
     for (const name of names) {
-      const own = Object.hasOwn(known, name) ? known[name] : (schema.additionalProperties ?? true);
-      const found = this.wrong(own, value[name], `${at}/${name}`, depth + 1);
-      if (found) return found;
+      for (const one of this.#ofMember(schema, name)) {
+        const found = this.wrong(one, value[name], `${at}/${name}`, depth + 1);
+        if (found) return found;
+      }
     }
     return "";
   }
 
+  /** The schemas of the member `name`. */
+  #ofMember({ properties = {}, patternProperties = {}, additionalProperties = true }, name) {
+    const own = Object.hasOwn(properties, name) ? [properties[name]] : [];
+    for (const [pattern, one] of Object.entries(patternProperties)) {
+      const matches = this.#matches(pattern, name, "patternProperties");
+      if (matches !== false) own.push(matches ? one : true);
+    }
+    return own.length ? own : [additionalProperties];
+  }
+
+  /** undefined: it is no pointer into this schema, or points at nothing. */
   #target(reference) {
-    if (typeof reference !== "string" || !reference.startsWith("#")) return undefined;
+    if (reference !== "#" && !`${reference}`.startsWith("#/")) return undefined;
     const parts = reference.slice(1).split("/").slice(1);
-    const names = parts.map((part) => decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~"));
+    const names = parts.map((part) => decoded(part).replaceAll("~1", "/").replaceAll("~0", "~"));
     return names.reduce((found, name) => found?.[name], this.root);
+  }
+}
+
+/** A percent sign that begins no escape is itself. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
   }
 }

@@ -2,7 +2,7 @@
 // document and /info, and the server has the last word. An empty field is not sent.
 
 import { element } from "./draw.js";
-import { Literal } from "./stream.js";
+import { Literal, decode } from "./stream.js";
 
 const FIELDS = [
   { name: "system", label: "System prompt", kind: "text", rows: 3 },
@@ -75,6 +75,7 @@ export class Settings {
       this.schemas[field.name] = own;
       const [about, otherwise] = (own.description ?? "").split(". Default: ");
       const input = this.inputs[field.name];
+      if (field.first && input.value === field.first) input.value = this.first(field);
       input.title = about;
       if (otherwise && field.kind !== "texts") input.placeholder = otherwise;
       const said = [within(field, own), field.hint].filter(Boolean).join("; ");
@@ -164,7 +165,13 @@ export class Settings {
   }
 
   reset() {
-    this.values = Object.fromEntries(FIELDS.map(({ name, first }) => [name, first ?? ""]));
+    this.values = Object.fromEntries(FIELDS.map((field) => [field.name, this.first(field)]));
+  }
+
+  /** What stands in a field at first: no more than the server takes. */
+  first({ name, first = "" }) {
+    const most = this.schemas[name]?.maximum;
+    return Number(first) > most ? String(most || "") : first;
   }
 }
 
@@ -189,12 +196,12 @@ function fault(given, list) {
 /** What cannot be read is sent as it is, for the server to refuse. */
 function format(given) {
   if (fault(given, false)) return given;
-  return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(given) } };
+  return { type: "json_schema", json_schema: { name: "answer", schema: decode(given) } };
 }
 
 function tools(given) {
   if (fault(given, true)) return given;
-  return JSON.parse(given).map((one) => (one?.type ? one : { type: "function", function: one }));
+  return decode(given).map((one) => (one?.type ? one : { type: "function", function: one }));
 }
 
 function stops(given) {

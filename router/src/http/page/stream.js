@@ -7,6 +7,16 @@ export class Literal {
   }
 }
 
+/**
+ * A value from JSON whose numbers are Literals, since those of JavaScript have 53 bits. A browser that does not tell how a
+ * number was written (Safari before 18.4, Firefox before 135) gives its own numbers.
+ */
+export function decode(text) {
+  return JSON.parse(text, (_, value, told) =>
+    typeof value === "number" && told?.source !== undefined ? new Literal(told.source) : value,
+  );
+}
+
 /** The server said no, before its first token or in the middle. */
 export class Refused extends Error {
   constructor(status, message, { field = null, retryAfter = null } = {}) {
