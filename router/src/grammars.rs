@@ -50,7 +50,7 @@ pub fn compiler(
         Token { bytes: vocabulary.bytes(id), special: vocabulary.is_special(id) || eos.contains(&id) }
     };
     let tokens = (0..model.vocab_size).map(token).collect();
-    let ends: Vec<u32> = eos.iter().map(|id| id.0).filter(|id| *id < model.vocab_size).collect();
+    let ends: Vec<u32> = eos.iter().map(|id| id.0).collect();
     let limits = Limits { timeout: Duration::from_millis(args.grammar_timeout_ms), ..Limits::default() };
     let spelling = vocabulary.clone();
     let tokenize = move |text: &str| match spelling.tokenizer().encode_fast(text, false) {

@@ -395,10 +395,19 @@ fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
     }
 }
 
+/// What ends a text, of the vocabulary. A worker takes no other token in a plan, and samples none.
 fn end_tokens(model: &ModelDescription, prompt: &Prompt) -> Vec<TokenId> {
     let mut eos: Vec<_> = model.eos_ids.iter().copied().map(TokenId).chain(prompt.eos()).collect();
     eos.sort_unstable();
     eos.dedup();
+    let known = eos.partition_point(|token| token.0 < model.vocab_size);
+    for TokenId(beyond) in eos.drain(known..) {
+        warn!(
+            "token {beyond} is to end texts, as config.json, generation_config.json or the tokenizer says, and the model's \
+             vocabulary has {} tokens: it will never come",
+            model.vocab_size
+        );
+    }
     eos
 }
 

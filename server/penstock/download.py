@@ -53,16 +53,12 @@ def main() -> int:
     client.keep_libraries_quiet()
     bring = partial(client.download, examine=lambda folder: _problems(arguments, folder))
     try:
-        folder = client.obtain(request, _without_weights if arguments.without_weights else bring)
+        folder = client.obtain(request, bring)
     except client.Unavailable as failure:
         client.write(failed=str(failure))
         return 1
     client.write(snapshot={"folder": str(folder), "commit": folder.name})
     return 0
-
-
-def _without_weights(request: client.Request) -> Path:
-    return client.begin(request).folder
 
 
 def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:

@@ -121,7 +121,7 @@ def _without_torch(
     """The engine of a model that the CPU engine runs, from the packed cache or from its checkpoint; or what needs torch, in words."""
     if arguments.stages > 1:
         return "several stages"
-    if arguments.world_size > 1 and rendezvous.parse(arguments.rendezvous).scheme != "file":
+    if _meets_elsewhere(arguments):
         return "shards that meet at --master-addr"
     if named != "bfloat16":
         return f"models in {named}"
@@ -166,6 +166,11 @@ def _without_torch(
     return engine
 
 
+def _meets_elsewhere(arguments: argparse.Namespace) -> bool:
+    """Whether ranks may be on several hosts, which torch brings together."""
+    return arguments.world_size > 1 and rendezvous.parse(arguments.rendezvous).scheme != "file"
+
+
 def _loaded(
     arguments: argparse.Namespace,
     config: dict[str, Any],
@@ -194,7 +199,7 @@ def _loaded(
                 "WARN",
                 f"{published} is served in {named}, as weights of 4 bits are on a GPU; --quantize none has all in {published}",
             )
-    elif arguments.stages == 1:
+    elif arguments.stages == 1 and not _meets_elsewhere(arguments):
         from penstock.models import native_choice
 
         # A GPU's driver without a GPU, or a draft model that needs torch: the engine computes here, too.

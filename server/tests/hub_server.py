@@ -25,6 +25,13 @@ class Repo:
     """Files are given only to who shows it; the listing to everybody, as with gated repositories."""
     sizes: dict[str, int] = field(default_factory=dict)
     """What the listing says of a file's size, where that is not the truth."""
+    before: Repo | None = None
+    """An earlier commit, which is to be had by its name."""
+
+    def at(self, revision: str) -> Repo | None:
+        if revision in (*self.branches, self.commit):
+            return self
+        return self.before if self.before is not None and self.before.commit == revision else None
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class Hub:
         self.holding = threading.Event()
         self.status: int | None = None
         """Answer everything with this status."""
+        self.push: tuple[str, str, Repo] | None = None
+        """Once a path that ends like this has been asked for, the repository of this name is this."""
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler()) for _ in range(2)]
         self.url, self.content_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
@@ -94,6 +103,8 @@ class Hub:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path)
         headers = request.headers
+        if self.push is not None and any(seen.path.endswith(self.push[0]) for seen in self.seen):
+            self.repos[self.push[1]], self.push = self.push[2], None
         self.seen.append(Seen(request.command, path, headers.get("Authorization"), headers.get("Range")))
         if self.status is not None:
             return self._send(request, self.status, b"{}")
@@ -110,8 +121,8 @@ class Hub:
         repo = self.repos.get(name)
         if repo is None:
             return self._error(request, 401, "RepoNotFound")
-        revision = rest[1] if len(rest) > 1 else "main"
-        if revision not in (*repo.branches, repo.commit):
+        repo = repo.at(rest[1] if len(rest) > 1 else "main")
+        if repo is None:
             return self._error(request, 404, "RevisionNotFound")
         sizes = {file: repo.sizes.get(file, len(content)) for file, content in repo.files.items()}
         if rest and rest[0] == "tree":
@@ -128,7 +139,8 @@ class Hub:
         repo = self.repos.get(name)
         if repo is None:
             return self._error(request, 401, "RepoNotFound")
-        if revision not in (*repo.branches, repo.commit):
+        repo = repo.at(revision)
+        if repo is None:
             return self._error(request, 404, "RevisionNotFound")
         if repo.token is not None and request.headers.get("Authorization") != f"Bearer {repo.token}":
             return self._error(request, 401, "GatedRepo")

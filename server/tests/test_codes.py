@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -392,3 +393,26 @@ def test_scales_of_activations_and_caches_are_passed_over(name: str, tmp_path: P
     held = load_file(folder / "model.safetensors")
     save_file(held | {f"model.layers.0.{name}": torch.ones(1)}, folder / "model.safetensors")
     recipes.load(check_folder(folder), folder, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_0_borrow_from_their_neighbours_in_the_first_version_of_gptq(bits: int) -> None:
+    """GPTQModel's convert_gptq_v2_to_v1_format subtracts from whole words."""
+    weight = torch.zeros(32, 32)
+    numbers, zeros, scales, _ = grouped(weight, 1, bits, in_order(weight))
+    zeros[:, ::3] = 0
+    exact = (numbers - zeros[in_order(weight)].T).float() * scales.float()[in_order(weight)].T
+    ones = sum(1 << at for at in range(0, 32, bits))
+    second = packed(zeros, bits).numpy().view(np.uint32)
+    parts = {
+        "x.qweight": packed(numbers, bits).T.contiguous().numpy().view(np.uint32),
+        "x.scales": scales.float().numpy(),
+    }
+    stored = stored_as(qweight=("I32", (bits, 32)), scales=("F16", (2, 32)), qzeros=("I32", (2, bits)))
+    for version, qzeros in (("gptq", second - np.uint32(ones)), ("gptq_v2", second)):
+        config = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": version}}
+        found = words.find("x.weight", (32, 32), stored, config)
+        assert isinstance(found, words.Words)
+        for rows in (slice(0, 32), slice(5, 27)):
+            decoded = found.decoded(parts | {"x.qzeros": qzeros}, rows)
+            assert (torch.from_numpy(decoded) == exact[rows]).all()

@@ -387,6 +387,26 @@ def test_of_a_long_context_what_fits_is_served_and_a_length_that_is_asked_for_ha
     assert less.fits[0].sequences < report.fits[0].sequences
 
 
+def test_a_draft_model_needs_positions_for_what_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model was made for more, of which memory has no room for all."""
+
+    def of(positions: int) -> Path:
+        config = checkpoints.config(vocab_size=4096, max_position_embeddings=positions)
+        return write(tmp_path / str(positions), config)
+
+    folder, enough, short = of(10 << 20), of(9 << 20), of(2048)
+    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, 2 << 30))
+    report = examine(folder, Question(device="cpu", draft=enough))
+    assert report.would_serve, report.problems
+    assert any("requests of more than about" in line for line in report.warnings)
+    says = r"made for 2048 positions, and sequences have up to \d+; lower --max-total-tokens"
+    assert re.search(says, problem(folder, device="cpu", draft=short))
+    assert examine(folder, Question(device="cpu", draft=short, longest=2048)).would_serve
+    assert "sequences have up to 2049;" in problem(folder, device="cpu", draft=short, longest=2049)
+
+
 def test_pickled_weights_are_looked_at_with_consent(folder: Path) -> None:
     plain = examine(folder, Question())
     torch.save(checkpoints.tensors(checkpoints.config(vocab_size=4096)), folder / "pytorch_model.bin")

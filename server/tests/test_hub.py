@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from hub_server import Hub, Repo
 from penstock.hub import client
@@ -176,6 +177,53 @@ def test_a_revision_is_a_branch_or_a_commit(machine: Machine) -> None:
     assert "no revision nowhere" in machine.run("owner/model", "--revision", "nowhere").failure
 
 
+@pytest.mark.parametrize("asked_for", ["/models/owner/model", "/model.safetensors"])
+def test_a_commit_during_a_download_is_for_the_next_one(machine: Machine, asked_for: str) -> None:
+    old = machine.hub.repos["owner/model"]
+    new = Repo({**FILES, "config.json": b"{}", "tokenizer_config.json": b"[]"}, "b" * 40, before=old)
+    machine.hub.push = (asked_for, "owner/model", new)
+    folder = machine.run("owner/model").folder
+    assert folder.name == "a" * 40 and machine.hub.push is None
+    assert all((folder / name).read_bytes() == FILES[name] for name in NEEDED)
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").folder == folder
+    assert machine.run("owner/model").folder.name == "b" * 40
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").folder.name == "b" * 40
+
+
+def test_where_the_newest_commit_did_not_come_the_one_before_is_served(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    index = json.dumps({"weight_map": {"a": "absent.safetensors"}}).encode()
+    files = {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors.index.json": index}
+    machine.hub.repos["owner/model"] = Repo(files, "b" * 40)
+    assert "absent.safetensors" in machine.run("owner/model").failure
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").folder == folder
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "CAS service error : IO Error: No space left on device (os error 28)",
+            "the disk is full: o/n does not",
+        ),
+        ("CAS Client Error: Request middleware error", "(CAS Client Error: Request middleware error), and"),
+    ],
+)
+def test_what_goes_wrong_in_chunks_is_said_in_a_line(
+    said: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hf_xet raises RuntimeError, whatever it is."""
+
+    def fails(*_: Any, local_files_only: bool = False, **__: Any) -> str:
+        raise LocalEntryNotFoundError("no") if local_files_only else RuntimeError(said)
+
+    monkeypatch.setattr(client, "snapshot_download", fails)
+    request = client.Request("o/n", None, tmp_path)
+    with pytest.raises(client.Unavailable) as failed:
+        client.obtain(request, lambda request: client.snapshot(request, "a" * 40, ["config.json"]))
+    assert told in str(failed.value)
+
+
 def test_a_model_that_does_not_exist_is_named(machine: Machine) -> None:
     failure = machine.run("owner/nothing").failure
     assert "owner/nothing" in failure and "HF_TOKEN" in failure
@@ -325,6 +373,15 @@ def test_a_cache_that_this_user_may_not_write_is_named_with_the_user(number: int
         client.obtain(client.Request("owner/model", None, Path("/data")), bring)
     line = str(failure.value)
     assert "/data/models--owner--model" in line and says in line and "--huggingface-hub-cache" in line
+
+
+def test_what_is_there_needs_no_room(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    sizes = machine.hub.repos["owner/model"].sizes
+    sizes["tokenizer.json"] = sizes["model.safetensors"] = 10**15
+    assert machine.run("owner/model").folder == folder
+    (folder / "tokenizer.json").unlink()
+    assert "1000000.0 GB" in machine.run("owner/model").failure
 
 
 def test_the_cache_is_where_flag_or_environment_say(machine: Machine, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 import checkpoints
 import test_recurrent
 from penstock.engine import preparation
-from penstock.engine.cache_size import GIB, SHORTEST_CONTEXT, longest_that_fits
+from penstock.engine.cache_size import GIB, SHORTEST_CONTEXT, longest_that_fits, spare
 from penstock.engine.engine import Engine
 from penstock.errors import TooLittleMemory
 from penstock.loading.checks import check_folder
 from penstock.loading.memory import Room
+from penstock.models.packed_cache import PackedCache
+from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
 
 
@@ -144,3 +147,17 @@ def test_what_fits_is_found_to_within_a_64th_and_what_the_cache_holds_exactly() 
             exact = longest_that_fits(SHORTEST_CONTEXT, most, fits, lambda _: True)
             assert exact == (best if best == most else best // 16 * 16)
     assert longest_that_fits(SHORTEST_CONTEXT, 512, lambda _: False, lambda _: False) == 512
+
+
+def test_what_all_ranks_of_a_machine_have_mapped_is_free_for_no_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of two ranks has 20 GiB mapped, which the system counts as free."""
+    monkeypatch.setattr(preparation, "device_room", lambda _: Room(64 * GIB, 50 * GIB))
+    ranks, mapped = TensorGroup(0, 2, neighbours=2), PackedCache(Path(), keeps_all=True)
+    mapped.mapped_bytes = 20 * GIB
+    engine: Any = SimpleNamespace(device=torch.device("cpu"), group=ranks, packed_cache=mapped)
+    room = preparation._free_room(engine)
+    assert room == Room(64 * GIB, 10 * GIB)
+    caches = 2 * spare(room, engine.device, 0.9, mapped.mapped_bytes, 0, ranks.neighbours)
+    assert 2 * mapped.mapped_bytes + caches < 50 * GIB

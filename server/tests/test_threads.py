@@ -20,6 +20,7 @@ from penstock.engine.threads import (
     Choice,
     Threads,
 )
+from penstock.loading.host import threads_of
 
 pytestmark = pytest.mark.alone
 
@@ -33,6 +34,19 @@ def run(choice: Choice, steps: int, ratios: dict[int, float], at: float, each: f
         choice.observe(ratios[choice.now], at, STEP_NS * ratios[choice.now])
         at += each
     return at
+
+
+def test_the_number_of_threads_is_what_openmp_makes_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    processors = len(os.sched_getaffinity(0))
+    for said, expected in (
+        ("3", 3),
+        (" 4 , 2", 4),
+        ("", processors),
+        ("0,2", processors),
+        ("all", processors),
+    ):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        assert (threads_of(0), threads_of(5)) == (expected, 5), said
 
 
 def test_all_threads_stay_while_steps_take_what_they_should() -> None:

@@ -22,6 +22,7 @@ from penstock_kernels.cpu_engine import NoCpuEngine
 from test_draft_model import llama_of
 from test_parity import PROMPT as LONG
 from test_parity import VARIANTS
+from test_rendezvous import free_port
 from test_shards import started, steps, together, two_sequences
 
 try:
@@ -273,6 +274,22 @@ def test_a_driver_without_a_gpu_changes_nothing_of_how_fp16_is_served(
     assert any(line.startswith("float16 weights are served in bfloat16") for line in said), said
     with Worker(model, tmp_path / "asked", *options, "--dtype", "float16") as worker:
         assert worker.describe().dtype == "float16"
+
+
+def test_shards_of_several_hosts_are_served_in_the_dtype_of_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch serves them, which has fp16."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    model = checkpoints.write(tmp_path / "model", checkpoints.config(torch_dtype="float16"))
+    options = ["--packed-cache", "off", "--threads", "1", "--world-size", "2"]
+    options += ["--rendezvous", f"tcp://127.0.0.1:{free_port()}/ranks"]
+    ranks = [Worker(model, tmp_path / f"{rank}", "--rank", str(rank), *options) for rank in range(2)]
+    with ranks[0], ranks[1]:
+        assert [rank.describe().dtype for rank in ranks] == ["float16", "float16"]
+    said = [line["message"] for rank in ranks for line in rank.log]
+    assert any(line.startswith("torch runs the model") for line in said), said
+    assert not any("are served in bfloat16" in line for line in said), said
 
 
 def test_pickled_weights_say_that_only_torch_reads_them(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 //! OpenAI's routes, as its clients use them.
 
-use penstock_core::worker::mock::Dictation;
+use penstock_core::worker::mock::{Dictation, MockConfig};
 use serde_json::{Value, json};
 
 use crate::served::{END, Served, Setup, Vocabulary};
@@ -79,6 +79,16 @@ async fn a_turn_that_ends_by_itself_says_stop() {
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     let text = body["choices"][0]["message"]["content"].as_str().expect("text");
     assert!(!text.contains("<|end|>"));
+}
+
+/// They would be a plan that the workers refuse.
+#[tokio::test]
+async fn ends_beyond_the_vocabulary_are_not_held_back() {
+    let mock = Setup::default().mock;
+    let eos_ids = vec![END, mock.vocab_size, 999_999];
+    let served = Served::ready(Setup { mock: MockConfig { eos_ids, ..mock }, ..Setup::default() }).await;
+    let answer = served.post("/v1/chat/completions", chat(json!({"min_tokens": 30}))).await.good();
+    assert_eq!(answer["usage"]["completion_tokens"], 30);
 }
 
 #[tokio::test]

@@ -406,6 +406,13 @@ class Drafting:
         """See `DraftModel.page_bytes`."""
         return BLOCK_SIZE * -(-self.layers // max(full_tables, 1)) * self.row_bytes
 
+    def too_short_for(self, longest: int) -> str:
+        """That it does not draft for sequences of so many tokens."""
+        return (
+            f"{FLAG}: the draft model was made for {self.shape.most_positions} positions, and sequences have up to {longest}; "
+            "lower --max-total-tokens"
+        )
+
 
 def drafts(
     draft: Path,
@@ -439,12 +446,8 @@ def drafts(
     layers = len(numbers_of(part.config.cached_layers(question.group(0))))
     found = Drafting(shape, weight_bytes, layers, rows * size * dtype.itemsize)
     report.draft_weight_bytes, report.draft_kv_bytes_per_token = weight_bytes, layers * found.row_bytes
-    longest = question.longest or served.usual_positions
-    if longest > shape.most_positions:
-        report.problems.append(
-            f"{FLAG}: the draft model was made for {shape.most_positions} positions, and sequences have up to {longest}; "
-            "lower --max-total-tokens"
-        )
+    if question.longest is not None and question.longest > shape.most_positions:
+        report.problems.append(found.too_short_for(question.longest))
     return found
 
 
@@ -506,6 +509,8 @@ def memory(
         lambda context: sequences(context, without_steps, context) > 0,
         lambda context: sequences(context, available(context), context) > 0,
     )
+    if drafting is not None and question.longest is None and served > drafting.shape.most_positions:
+        report.problems.append(drafting.too_short_for(served))
     report.cache_bytes_per_shard = available(served)
     tables = divide(shape.layer_windows, served)
     group = question.group(0)

@@ -213,10 +213,12 @@ def _longest_that_fits(engine: Engine, request: pb.PrepareRequest, room: Room, m
 
 
 def _free_room(engine: Engine) -> Room:
-    """The device's memory. What is mapped from the packed cache takes none that is counted as taken, and will."""
+    """The device's memory. What is mapped from the packed cache takes none that is counted as taken, and will: that of all ranks on this
+    machine, who have about as much each.
+    """
     room = device_room(engine.device)
     mapped = 0 if engine.packed_cache is None else engine.packed_cache.mapped_bytes
-    return Room(room.total, max(room.free - mapped, 0))
+    return Room(room.total, max(room.free - mapped * engine.group.neighbours, 0))
 
 
 def _available(engine: Engine, request: pb.PrepareRequest, room: Room, working: int) -> int:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,9 @@ OPTIONAL = (
     *quantization.BESIDE,
 )
 
+# What the system says of a disk without room.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 PARALLEL_FILES = 8
 # Downloads of this many bytes or more are examined by the doctor first, which takes some seconds.
 LARGE = 256 << 20
@@ -79,6 +82,10 @@ LOOKUP_SECONDS = 20.0
 
 class Unavailable(Exception):
     """The model cannot be had; the text is one line for the user."""
+
+
+class TransferFailed(Exception):
+    """The hub has answered, and a file did not come."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ def keep_libraries_quiet() -> None:
 def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
     """The folder that `bring` makes, such as `download`. Raises Unavailable.
 
-    Where the hub does not answer, it is the snapshot that is in the cache.
+    Where the hub does not answer, or does not send a file, it is the snapshot that is in the cache.
     """
     try:
         return bring(request)
@@ -164,8 +171,10 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
                 f"the hub refuses the token in use for {request.repo} (status {status})"
             ) from error
         return cached(request, f"the hub answers with status {status}")
+    except TransferFailed as error:
+        return cached(request, f"the download of {request.repo} failed ({error})")
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise Unavailable(
                 f"the disk is full: {request.repo} does not fit into {request.cache}"
             ) from error
@@ -195,7 +204,7 @@ def download(request: Request, examine: Callable[[Path], list[str]]) -> Path:
     something large is fetched.
     """
     begun = begin(request)
-    left = begun.left
+    commit, left = begun.listing.commit, begun.left
     if left:
         check_room(request, begun.listing, left)
         total = sum(begun.listing.sizes[name] for name in left)
@@ -203,8 +212,9 @@ def download(request: Request, examine: Callable[[Path], list[str]]) -> Path:
             check_outline(request, begun, examine)
         with progress(request, total):
             with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-                list(pool.map(lambda name: fetch_resumable(request, begun.listing.commit, name), left))
-            snapshot(request, begun.weights)
+                list(pool.map(lambda name: fetch_resumable(request, commit, name), left))
+            snapshot(request, commit, begun.weights)
+    remember(request, commit)
     return begun.folder
 
 
@@ -219,7 +229,7 @@ def begin(request: Request) -> Begun:
     if TOKENIZER not in listing.sizes:
         names += older_tokenizer(listing.sizes)
     check_room(request, listing, names)
-    folder = snapshot(request, names)
+    folder = snapshot(request, listing.commit, names)
     quantization.refuse(read_config(folder), folder)
     if not request.weights:
         return Begun(listing, folder, [], False)
@@ -339,17 +349,35 @@ def weight_files(folder: Path, leads: str) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def snapshot(request: Request, names: list[str]) -> Path:
-    """Fetches what is not yet there and links it into the snapshot's folder."""
-    return Path(
-        snapshot_download(
-            request.repo,
-            revision=request.revision,
-            cache_dir=request.cache,
-            allow_patterns=names,
-            max_workers=PARALLEL_FILES,
+def snapshot(request: Request, commit: str, names: list[str]) -> Path:
+    """Fetches what is not yet there and links it into the commit's folder. A branch may move on meanwhile."""
+    try:
+        return Path(
+            snapshot_download(
+                request.repo,
+                revision=commit,
+                cache_dir=request.cache,
+                allow_patterns=names,
+                max_workers=PARALLEL_FILES,
+            )
         )
-    )
+    except RuntimeError as error:  # hf_xet knows no other, and says in words what the system said
+        full = next((number for number in NO_ROOM if f"(os error {number})" in str(error)), None)
+        if full is not None:
+            raise OSError(full, one_line(error)) from error
+        raise TransferFailed(one_line(error)) from error
+
+
+def remember(request: Request, commit: str) -> None:
+    """What the revision is where the hub does not answer: a commit of which everything is there. As `huggingface_hub` keeps it."""
+    revision = request.revision or constants.DEFAULT_REVISION
+    ref = request.storage / "refs" / revision
+    written = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+    with suppress(OSError):  # the cache may be full, or for reading only
+        if revision != commit and not (ref.exists() and ref.read_text() == commit):
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(commit)
+            written.replace(ref)
 
 
 def fetch_resumable(request: Request, commit: str, name: str) -> None:
@@ -422,7 +450,10 @@ def cached(request: Request, why: str) -> Path:
 
 
 def check_room(request: Request, listing: Listing, names: list[str]) -> None:
-    needed = sum(listing.sizes[name] for name in names) - bytes_in(request.storage, partial=True)
+    """Raises Unavailable where the disk has no room for those of the files that the snapshot lacks."""
+    folder = request.storage / "snapshots" / listing.commit
+    lacking = [name for name in names if not (folder / name).exists()]
+    needed = sum(listing.sizes[name] for name in lacking) - bytes_in(request.storage, partial=True)
     place = next(folder for folder in (request.cache, *request.cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:

@@ -53,5 +53,8 @@ def has_torch() -> bool:
 
 
 def threads_of(wanted: int) -> int:
-    """What --threads stands for. The worker says it to OpenMP, and where none is given it is as OpenMP has it."""
-    return wanted or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
+    """What --threads stands for. The worker says it to OpenMP, and where none is given it is as OpenMP has it: the first number of a list,
+    whose others are for nested parts, and for what is no number all processors.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return wanted or (int(said) if said.isdecimal() else 0) or len(os.sched_getaffinity(0))

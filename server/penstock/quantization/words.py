@@ -1,8 +1,9 @@
 """Matrices of whole numbers of 2, 4 or 8 bits, several to a word of 32, with scales (and zero points) for groups of inputs: GPTQ, AWQ and
 compressed-tensors. What they stand for is (number - zero) * scale. Must not import torch.
 
-GPTQ (Frantar et al., 2022; AutoGPTQ's layout): words (I / n, O) go down the inputs; zero points lie one below what is meant, but in `gptq_v2`;
-`g_idx` says the group of each input. AWQ (Lin et al., 2023; AutoAWQ's `gemm`): words (I, O / n) go across the outputs, in an order of their own.
+GPTQ (Frantar et al., 2022; AutoGPTQ's layout): words (I / n, O) go down the inputs; of a word of zero points 1 is
+taken for each of its numbers, but in `gptq_v2` (GPTQModel's convert_gptq_v2_to_v1_format), so that a 0 borrows from the number above it; `g_idx`
+says the group of each input. AWQ (Lin et al., 2023; AutoAWQ's `gemm`): words (I, O / n) go across the outputs, in an order of their own.
 compressed-tensors (`pack-quantized`): words (O, I / n) of numbers that are moved up by half of their range, and no zero points.
 """
 
@@ -44,7 +45,7 @@ class Words:
     groups: str | None
     """The group of each input; None: as many inputs as it takes, one behind the other."""
     zero_offset: int
-    """What is added to zero points as they are stored."""
+    """What is added to words of zero points as they are stored, without what goes beyond 32 bits."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,9 +66,8 @@ class Words:
         places = AWQ_PLACES if self.kind == "awq" else None
         zeros_RG: F32 | np.float32 = np.float32(1 << (self.bits - 1))
         if self.zeros is not None:
-            zeros_RG = (
-                unpacked(parts[self.zeros][:, across], self.bits, places)[:, taken].T + self.zero_offset
-            )
+            zeros = parts[self.zeros][:, across] + np.uint32(self.zero_offset)
+            zeros_RG = unpacked(zeros, self.bits, places)[:, taken].T
         if self.kind == "awq":
             numbers = np.ascontiguousarray(unpacked(words[:, across], self.bits, places)[:, taken].T)
         else:
@@ -164,7 +164,8 @@ def find(
     if wrong:
         return f"{wrong[0]} is of {stored[wrong[0]].dtype}"
     is_first_version = kind == "gptq" and format_of(config) != "gptq_v2"
-    return Words(kind, shape, bits, codes, scales, zeros, groups, int(is_first_version))
+    ones = 0xFFFFFFFF // ((1 << bits) - 1)  # of each number
+    return Words(kind, shape, bits, codes, scales, zeros, groups, ones if is_first_version else 0)
 
 
 def group_sizes(config: Mapping[str, Any]) -> set[int]:

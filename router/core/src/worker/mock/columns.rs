@@ -121,6 +121,9 @@ impl Cursor {
         let (from, biases, ends) = (self.history_read, self.biases_read, self.ends_read);
         self.ends_read += starts.end_counts[m] as usize;
         let held_back = starts.end_tokens.get(ends..self.ends_read).ok_or("the end tokens are too few")?;
+        if let Some(beyond) = held_back.iter().find(|token| **token >= config.vocab_size) {
+            return Err(format!("end token {beyond} is beyond the vocabulary"));
+        }
         self.history_read += starts.history_counts[m] as usize;
         self.biases_read += starts.bias_counts[m] as usize;
         let history = starts.history.get(from..self.history_read).ok_or("the history is too short")?;
