@@ -337,6 +337,7 @@ impl Core {
             Release::Cancelled => {
                 self.counters.cancelled += 1;
                 self.counters.tokens_after_cancel += u64::from(self.sequences[key].tokens_in_flight);
+                self.forgo_verdict(key);
                 self.remove(key);
             }
             Release::Stopped => {
@@ -358,6 +359,7 @@ impl Core {
 
     pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {
         self.counters.failed += 1;
+        self.forgo_verdict(key);
         let mut sequence = self.remove(key);
         while let Some(held) = sequence.take_held() {
             sequence.tell(SequenceEvent::Token(held));

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use penstock_proto::ids::SequenceId;
 use penstock_proto::{CostModel, RowError, StepResult};
 
 use super::harness::{Harness, spec, tiny};
 use crate::scheduler::cache_names::Namespace;
-use crate::scheduler::submission::{Finish, Release, SequenceFailure, Unavailable};
+use crate::scheduler::submission::{Finish, Release, SequenceFailure, SequenceSpec, Unavailable};
 use crate::worker::mock::MockConfig;
 
 fn roomy() -> MockConfig {
@@ -354,6 +355,45 @@ fn who_crashes_the_workers_again_and_again_fails_alone() {
         assert_eq!(harness.client(id).tokens.len(), 10);
     }
     harness.check_against_reference();
+}
+
+#[test]
+fn steps_are_as_large_as_before_when_a_suspect_leaves_before_it_has_passed() {
+    type Leave = fn(&mut Harness, SequenceId);
+    let leaves: [Leave; 3] = [
+        |harness, id| harness.release(id, Release::Cancelled),
+        |harness, _| harness.now += Duration::from_secs(100),
+        |harness, _| harness.now += Duration::from_secs(60),
+    ];
+    for (way, leave) in leaves.into_iter().enumerate() {
+        let mut harness = Harness::new(roomy(), 8, 256);
+        let good: Vec<_> = (0..4).map(|salt| harness.submit(spec(&prompt(30, salt), 50))).collect();
+        let suspect = match way {
+            0 => spec(&prompt(30, 4), 50),
+            1 => SequenceSpec {
+                deadline: Some(harness.now + Duration::from_secs(90)),
+                ..spec(&prompt(30, 4), 50)
+            },
+            _ => SequenceSpec {
+                stop_at: Some(harness.now + Duration::from_secs(50)),
+                ..spec(&prompt(30, 4), 50)
+            },
+        };
+        let suspect = harness.submit(suspect);
+        for _ in 0..2 {
+            harness.step();
+            harness.plan();
+            harness.crash();
+        }
+        assert_eq!(harness.core.quarantined.len(), 5);
+        leave(&mut harness, suspect);
+        harness.run_to_end();
+        assert_eq!(harness.core.throttle.rows(), 8, "nobody knows whether it was guilty");
+        for id in good {
+            assert_eq!(harness.client(id).tokens.len(), 50);
+        }
+        harness.check_against_reference();
+    }
 }
 
 #[test]
