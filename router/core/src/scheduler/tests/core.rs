@@ -454,6 +454,34 @@ fn workers_that_come_back_smaller_fail_only_what_does_not_fit() {
 }
 
 #[test]
+fn sequences_end_where_those_of_workers_that_come_back_end() {
+    let mut harness = Harness::new(roomy(), 3, 512);
+    let going = harness.submit(spec(&prompt(40, 0), 900));
+    let outgrown = harness.submit(spec(&prompt(200, 1), 900));
+    let short = harness.submit(spec(&prompt(20, 2), 90));
+    let waiting = harness.submit(spec(&prompt(100, 3), 900));
+    let too_long = harness.submit(spec(&prompt(300, 4), 900));
+    while harness.client(outgrown).tokens.len() < 60 {
+        harness.step();
+    }
+    harness.plan();
+    harness.config.fits = 256;
+    harness.crash();
+    harness.run_to_end();
+    assert_eq!(harness.client(short).tokens.len(), 90);
+    for (id, prompt) in [(going, 40), (waiting, 100)] {
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len(), &client.end), (256 - prompt, &Some(Ok(Finish::Length))));
+        harness.clients.get_mut(&id).expect("was submitted").spec.max_new_tokens = 256 - prompt as u32;
+    }
+    for id in [outgrown, too_long] {
+        let limit = Unavailable::TotalTokens { limit: 256 };
+        assert_eq!(harness.client(id).end, Some(Err(limit.into())));
+    }
+    harness.check_against_reference();
+}
+
+#[test]
 fn a_step_keeps_to_its_token_budget_and_decodes_come_first() {
     let mut harness = Harness::new(roomy(), 16, 64);
     for salt in 0..4 {
