@@ -338,7 +338,8 @@ struct Signals {
 
 impl Signals {
     fn listen() -> std::io::Result<Self> {
-        let status = std::fs::read_to_string("/proc/self/status")?;
+        // Where /proc is not mounted nothing is known to be ignored.
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let hangup = SignalKind::hangup();
         Ok(Self {
             term: signal(SignalKind::terminate())?,

@@ -18,16 +18,21 @@ from driver import Driver
 from penstock import tiny
 from penstock.doctor.examination import Question, examine
 from penstock.engine import draft_model, preparation
+from penstock.engine.cache_size import GIB
 from penstock.engine.columns import I64
+from penstock.engine.engine import Engine
 from penstock.engine.plan import Plan
 from penstock.engine.slot_sampling import Drafts, SlotSampling
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.errors import BadPlan, UnusableModel
+from penstock.loading.checks import check_folder
+from penstock.loading.memory import Room
 from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import llama
 from penstock.proto import penstock_pb2 as pb
 from test_go_on import Script, compare
+from test_preparation import MOST, longer, prepared
 from test_sampling import sampler
 from test_verify import CHI_SQUARE, CHI_SQUARE_UNMASKED, PROMPT, SAMPLINGS, TOKENS, Text, accepted, one_by_one
 
@@ -353,6 +358,28 @@ def test_quantized_weights_draft_for_weights_that_are_not() -> None:
         text.add(result)
     assert text.first(TOKENS) == expected.first(TOKENS)
     assert right > drafted / 2
+
+
+def test_a_draft_model_needs_positions_for_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model was made for more, of which memory has no room for all."""
+    folder, cpu = longer(llama_of(tmp_path)), torch.device("cpu")
+    engine = Engine(check_folder(folder), folder, torch.bfloat16, cpu)
+    drafter = draft_model.load(folder, engine.model.config, folder, torch.bfloat16, cpu)
+    engine.drafter = drafter
+    monkeypatch.setattr(preparation, "device_room", lambda _: Room(4 * GIB, GIB + (64 << 20)))
+    longest = prepared(engine).max_sequence_tokens
+    assert longest < MOST
+    drafter.max_positions = longest
+    engine.release()
+    assert prepared(engine).max_sequence_tokens == longest
+    drafter.max_positions = longest - 1
+    engine.release()
+    with pytest.raises(
+        ValueError, match=f"made for {longest - 1} positions, and sequences have up to {longest};"
+    ):
+        prepared(engine)
 
 
 class Watching:

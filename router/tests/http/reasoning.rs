@@ -118,6 +118,28 @@ async fn a_grammar_binds_what_follows_reasoning() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn that_ignore_eos_has_no_effect_beside_a_grammar_is_said_once() {
+    let model = Model::of(&["--reasoning-parser", "none"]).await;
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": schema()}}]);
+    let call = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {TEXT}}}\n</tool_call>");
+    let format = json!({"type": "json_schema", "json_schema": {"name": "place", "schema": schema()}});
+    for (says, more, beside) in [
+        (&*call, json!({}), Some("tools")),
+        (&*call, json!({"tool_choice": "required"}), Some("tools")),
+        (TEXT, json!({"response_format": format}), Some("response_format")),
+        (TEXT, json!({"tool_choice": "none", "max_tokens": 30}), None),
+    ] {
+        model.says(says);
+        let mut body = more.clone();
+        body["tools"] = tools.clone();
+        body["ignore_eos"] = json!(true);
+        let answer = model.ask(CHAT, body).await;
+        let warnings = beside.map(|field| json!([format!("`ignore_eos` has no effect beside `{field}`")]));
+        assert_eq!(answer.get("warnings"), warnings.as_ref(), "{more}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_string_within_a_call_ends_no_call() {
     let model = Model::of(&["--reasoning-parser", "none"]).await;
     let tool = json!([{"type": "function", "function": {"name": "f", "parameters": schema()}}]);

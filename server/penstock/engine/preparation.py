@@ -67,18 +67,18 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             f"max_sequence_tokens is {longest}, and the model was made for {config.most_positions} "
             "(--max-total-tokens)"
         )
-    drafter = engine.drafter
-    if drafter is not None and longest > drafter.max_positions:
-        raise ValueError(
-            f"{FLAG}: the draft model was made for {drafter.max_positions} positions, and sequences have up to {longest}; "
-            "lower --max-total-tokens"
-        )
     if not 0 < request.memory_fraction <= 1:
         raise ValueError(f"memory_fraction is {request.memory_fraction:g}, not over 0 and at most 1")
     room = _free_room(engine)
     everyone = engine.group.everyone
     if request.max_sequence_tokens == 0:
         longest = everyone.least(_longest_that_fits(engine, request, room, most))
+    drafter = engine.drafter
+    if drafter is not None and longest > drafter.max_positions:
+        raise ValueError(
+            f"{FLAG}: the draft model was made for {drafter.max_positions} positions, and sequences have up to {longest}; "
+            "lower --max-total-tokens"
+        )
     if engine.has_encoder and min(request.max_step_tokens, longest) <= BLOCK_SIZE:
         raise ValueError(
             f"max_step_tokens or max_sequence_tokens is {min(request.max_step_tokens, longest)}, and an encoder's "

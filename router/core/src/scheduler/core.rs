@@ -38,7 +38,10 @@ pub(super) struct Capacity {
     pub max_slots: u32,
     pub max_step_tokens: u32,
     pub max_step_drafts: u32,
+    /// Of those for which the workers are prepared, and of which the KV cache holds one.
     pub max_sequence_tokens: u32,
+    /// Longest sequence that the workers are prepared for: a plan that feeds more is refused.
+    pub prepared_tokens: u32,
     /// Of a pipeline, each of which computes a plan of its own at a time.
     pub stages: u32,
     pub vocab_size: u32,
@@ -274,6 +277,21 @@ impl Core {
         self.last_result = None;
         self.shapes.clear();
         self.completions.resume(now);
+        self.fit_to_prepared();
+    }
+
+    /// Workers that have less memory than those before may be prepared for shorter sequences: live ones end by length where
+    /// those do, and fail if they are that long already. One that the KV cache alone has no room for goes on until it is full.
+    fn fit_to_prepared(&mut self) {
+        let limit = self.capacity.prepared_tokens;
+        let too_long = self.sequences.iter().filter(|(_, sequence)| sequence.final_len() > limit);
+        for key in too_long.map(|(key, _)| key).collect::<Vec<_>>() {
+            let sequence = &mut self.sequences[key];
+            match sequence.tokens.len() < limit as usize {
+                true => sequence.max_new_tokens = limit - sequence.prompt_len,
+                false => self.fail(key, Unavailable::TotalTokens { limit }.into()),
+            }
+        }
     }
 
     pub fn submit(&mut self, arrival: Arrival, now: Instant) {
@@ -337,6 +355,7 @@ impl Core {
             Release::Cancelled => {
                 self.counters.cancelled += 1;
                 self.counters.tokens_after_cancel += u64::from(self.sequences[key].tokens_in_flight);
+                self.forgo_verdict(key);
                 self.remove(key);
             }
             Release::Stopped => {
@@ -358,6 +377,7 @@ impl Core {
 
     pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {
         self.counters.failed += 1;
+        self.forgo_verdict(key);
         let mut sequence = self.remove(key);
         while let Some(held) = sequence.take_held() {
             sequence.tell(SequenceEvent::Token(held));

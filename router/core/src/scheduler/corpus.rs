@@ -20,6 +20,9 @@ const MOST_CORPORA: usize = 256;
 /// Stands between two texts. No vocabulary has it, so that no match goes across.
 const BETWEEN: TokenId = TokenId(u32::MAX);
 
+/// Tokens of a guess, at most: far more than a plan takes, with those in flight and those that a grammar forces before them.
+const MOST_GUESSED: usize = 1024;
+
 /// Of all tenants.
 pub(super) struct Corpora {
     seed: u64,
@@ -159,6 +162,7 @@ impl Corpora {
         let found = recall.found.filter(|_| recall.seen == length)?;
         let part = self.corpora.get(&recall.corpus)?.part(found.part)?;
         let rest = &part.tokens[found.next as usize..];
+        let rest = &rest[..rest.len().min(MOST_GUESSED)];
         let end = rest.iter().position(|token| *token == BETWEEN).unwrap_or(rest.len());
         let accuracies = recall.record.accuracies();
         Some(Guess {
@@ -326,6 +330,15 @@ mod tests {
             corpora.advance(usize::MAX);
         }
         assert_eq!(corpora.corpora.len(), MOST_CORPORA);
+    }
+
+    #[test]
+    fn a_look_at_a_long_answer_does_not_walk_to_its_end() {
+        let corpora = with(MINE, &ids(0..40_000), 100_000);
+        let guess = guessed(&corpora, MINE, &ids([9, 10, 11]));
+        assert_eq!((guess.len(), guess[0]), (MOST_GUESSED, 12));
+        let at_the_end = guessed(&corpora, MINE, &ids([39_995, 39_996]));
+        assert_eq!(at_the_end, [39_997, 39_998, 39_999]);
     }
 
     #[test]

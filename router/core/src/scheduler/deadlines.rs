@@ -41,6 +41,7 @@ impl Core {
                     None if self.sequences[key].held() > 0 => continue,
                     None => SequenceEvent::TimeUp,
                 };
+                self.forgo_verdict(key);
                 self.finish(key, end, now);
             }
         }

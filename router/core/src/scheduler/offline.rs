@@ -46,6 +46,7 @@ impl Offline {
             max_step_tokens: limits.max_step_tokens,
             max_step_drafts: limits.max_step_drafts,
             max_sequence_tokens: model.max_positions,
+            prepared_tokens: model.max_positions,
             stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),

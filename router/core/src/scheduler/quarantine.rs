@@ -2,7 +2,7 @@
 //! again from their token ids. A sequence that was in the unfinished steps of two losses, with no progress between, is
 //! suspected of causing them and quarantined: it runs alone until it is past the point of the crash. If the workers are
 //! lost then too, it fails, and the others go on. If every quarantined sequence passes, the crash was the batch's, which
-//! takes memory: steps are throttled.
+//! takes memory: steps are throttled. One that leaves before it has passed may have been guilty: they are not.
 
 use super::core::{Core, StepSize};
 use super::in_flight::InFlight;
@@ -43,7 +43,6 @@ impl Core {
             let history = &mut sequence.crash_history;
             if history.quarantined {
                 self.fail(row.key, SequenceFailure::Poisonous);
-                self.suspected_step = None;
                 continue;
             }
             if sequence.answered >= history.cleared_at {
@@ -65,6 +64,13 @@ impl Core {
             self.draft_states -= std::mem::take(&mut sequence.states.before_drafts);
             sequence.reset();
             self.wait(key);
+        }
+    }
+
+    /// A sequence leaves. One that is quarantined has not passed: whether its step was at fault is not known then.
+    pub(super) fn forgo_verdict(&mut self, key: usize) {
+        if self.sequences[key].crash_history.quarantined {
+            self.suspected_step = None;
         }
     }
 

@@ -46,6 +46,7 @@ pub(super) struct Sequence {
 
     /// Of all before the output.
     pub prompt_len: u32,
+    /// At most what was asked; less where workers that came back are prepared for shorter sequences.
     pub max_new_tokens: u32,
     /// Positions that a worker, whichever it was, has answered for.
     pub answered: u32,

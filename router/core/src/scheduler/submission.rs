@@ -173,7 +173,7 @@ pub enum Finish {
     Eos,
     /// The last token completes the grammar: it is text, and nothing but the end may follow.
     Complete,
-    /// `max_new_tokens` were generated, or its time was up.
+    /// `max_new_tokens` were generated, or all that workers that came back have room for, or its time was up.
     Length,
 }
 

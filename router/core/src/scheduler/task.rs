@@ -399,6 +399,7 @@ impl Capacity {
             max_step_tokens: limits.max_step_tokens,
             max_step_drafts: limits.max_step_drafts,
             max_sequence_tokens: group.max_sequence_tokens(),
+            prepared_tokens: prepared.max_sequence_tokens,
             stages: model.stages,
             vocab_size: model.vocab_size,
             cost: prepared.cost.unwrap_or_default(),

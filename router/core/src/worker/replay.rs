@@ -77,7 +77,7 @@ enum Executor {
 
 /// On workers of `source`, which hold the recorded model; on a mock if there is none.
 pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<Report, ReplayError> {
-    let pages = most_pages(record)?;
+    let most = Most::of(record)?;
     let mut entries = RecordReader::open(record)?;
     let mut report = Report::default();
     let mut executor = None;
@@ -93,7 +93,7 @@ pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<
                 drop(executor.take());
                 let head = Head::read(head)?;
                 report.model = format!("{} in {}", head.model.model_type, head.model.dtype);
-                executor = Some(head.executor(source, pages).await?);
+                executor = Some(head.executor(source, most).await?);
             }
             Some(What::Plan(plan)) => open.push_back((plan, None)),
             Some(What::Masks(masks)) => match open.iter_mut().find(|(plan, _)| plan.number == masks.number) {
@@ -121,16 +121,25 @@ pub async fn replay(record: &Path, source: Option<&dyn WorkerSource>) -> Result<
     }
 }
 
-/// Most pages that a run's plans may name. After a recovery the workers may have had more or less memory than before; one worker
-/// executes all runs, and is prepared once.
-fn most_pages(record: &Path) -> io::Result<u32> {
-    let (mut entries, mut most) = (RecordReader::open(record)?, 0);
-    while let Some(what) = entries.next_entry()? {
-        if let What::Head(RecordHead { prepared: Some(prepared), .. }) = what {
-            most = most.max(prepared.pages);
+/// What any run's plans may ask for. After a recovery the workers may have had more or less memory than before; one worker executes
+/// all runs, and is prepared once.
+#[derive(Clone, Copy, Default)]
+struct Most {
+    pages: u32,
+    sequence_tokens: u32,
+}
+
+impl Most {
+    fn of(record: &Path) -> io::Result<Self> {
+        let (mut entries, mut most) = (RecordReader::open(record)?, Self::default());
+        while let Some(what) = entries.next_entry()? {
+            if let What::Head(RecordHead { prepared: Some(prepared), .. }) = what {
+                most.pages = most.pages.max(prepared.pages);
+                most.sequence_tokens = most.sequence_tokens.max(prepared.max_sequence_tokens);
+            }
         }
+        Ok(most)
     }
-    Ok(most)
 }
 
 /// What a Run was recorded of.
@@ -154,8 +163,8 @@ impl Head {
         }
     }
 
-    /// `pages`: for which a worker is prepared.
-    async fn executor(&self, source: Option<&dyn WorkerSource>, pages: u32) -> Result<Executor, ReplayError> {
+    /// `most`: for which a worker is prepared.
+    async fn executor(&self, source: Option<&dyn WorkerSource>, most: Most) -> Result<Executor, ReplayError> {
         let Some(source) = source else {
             let config = MockConfig::of(&self.model, &self.prepared).map_err(ReplayError::Unusable)?;
             let model = MockModel::new(config, self.limits.max_slots, self.limits.max_step_tokens);
@@ -164,8 +173,8 @@ impl Head {
         let tables =
             Tables::of(&self.prepared.groups, self.model.block_size).map_err(ReplayError::Unusable)?;
         let limits = PrepareLimits {
-            max_cache_tokens: tables.tokens(pages),
-            max_sequence_tokens: self.prepared.max_sequence_tokens,
+            max_cache_tokens: tables.tokens(most.pages),
+            max_sequence_tokens: most.sequence_tokens,
             ..PrepareLimits::from(&self.limits)
         };
         let group = Group::start(source, |_| Ok(limits)).await?;

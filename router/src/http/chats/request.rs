@@ -52,6 +52,7 @@ impl ChatRequest {
         let formats = &loaded.chats;
         let prompt_characters = rendered.chars().count();
         let start = formats.reasoning.map_or(Start::Content, |format| format.start_after(&rendered));
+        let has_asked = self.params.grammar.is_some();
         let bound = match &self.tools {
             Some(tools) => {
                 let asked = self.params.grammar.take();
@@ -62,6 +63,9 @@ impl ChatRequest {
                 Bound::of_text(formats, reading, self.params.grammar.take())
             }
         };
+        if let Some(calls) = bound.grammar.as_ref().filter(|_| self.params.ignore_eos && !has_asked) {
+            self.params.warnings.no_effect("ignore_eos", &format!("beside `{}`", calls.field));
+        }
         self.params.grammar = bound.grammar;
         let request = self.params.request(Input::Rendered(rendered), self.max_tokens);
         let grammar_is_optional = bound.grammar_is_optional;

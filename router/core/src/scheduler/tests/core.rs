@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use penstock_proto::ids::SequenceId;
 use penstock_proto::{CostModel, RowError, StepResult};
 
 use super::harness::{Harness, spec, tiny};
 use crate::scheduler::cache_names::Namespace;
-use crate::scheduler::submission::{Finish, Release, SequenceFailure, Unavailable};
+use crate::scheduler::submission::{Finish, Release, SequenceFailure, SequenceSpec, Unavailable};
 use crate::worker::mock::MockConfig;
 
 fn roomy() -> MockConfig {
@@ -357,6 +358,45 @@ fn who_crashes_the_workers_again_and_again_fails_alone() {
 }
 
 #[test]
+fn steps_are_as_large_as_before_when_a_suspect_leaves_before_it_has_passed() {
+    type Leave = fn(&mut Harness, SequenceId);
+    let leaves: [Leave; 3] = [
+        |harness, id| harness.release(id, Release::Cancelled),
+        |harness, _| harness.now += Duration::from_secs(100),
+        |harness, _| harness.now += Duration::from_secs(60),
+    ];
+    for (way, leave) in leaves.into_iter().enumerate() {
+        let mut harness = Harness::new(roomy(), 8, 256);
+        let good: Vec<_> = (0..4).map(|salt| harness.submit(spec(&prompt(30, salt), 50))).collect();
+        let suspect = match way {
+            0 => spec(&prompt(30, 4), 50),
+            1 => SequenceSpec {
+                deadline: Some(harness.now + Duration::from_secs(90)),
+                ..spec(&prompt(30, 4), 50)
+            },
+            _ => SequenceSpec {
+                stop_at: Some(harness.now + Duration::from_secs(50)),
+                ..spec(&prompt(30, 4), 50)
+            },
+        };
+        let suspect = harness.submit(suspect);
+        for _ in 0..2 {
+            harness.step();
+            harness.plan();
+            harness.crash();
+        }
+        assert_eq!(harness.core.quarantined.len(), 5);
+        leave(&mut harness, suspect);
+        harness.run_to_end();
+        assert_eq!(harness.core.throttle.rows(), 8, "nobody knows whether it was guilty");
+        for id in good {
+            assert_eq!(harness.client(id).tokens.len(), 50);
+        }
+        harness.check_against_reference();
+    }
+}
+
+#[test]
 fn crashes_with_progress_between_them_make_no_suspects() {
     let mut harness = Harness::new(roomy(), 8, 256);
     let ids: Vec<_> = (0..4).map(|salt| harness.submit(spec(&prompt(30, salt), 200))).collect();
@@ -410,6 +450,34 @@ fn workers_that_come_back_smaller_fail_only_what_does_not_fit() {
     harness.run_to_end();
     assert!(matches!(harness.client(long).end, Some(Err(SequenceFailure::Unavailable(_)))));
     assert_eq!(harness.client(short).end, Some(Ok(Finish::Length)));
+    harness.check_against_reference();
+}
+
+#[test]
+fn sequences_end_where_those_of_workers_that_come_back_end() {
+    let mut harness = Harness::new(roomy(), 3, 512);
+    let going = harness.submit(spec(&prompt(40, 0), 900));
+    let outgrown = harness.submit(spec(&prompt(200, 1), 900));
+    let short = harness.submit(spec(&prompt(20, 2), 90));
+    let waiting = harness.submit(spec(&prompt(100, 3), 900));
+    let too_long = harness.submit(spec(&prompt(300, 4), 900));
+    while harness.client(outgrown).tokens.len() < 60 {
+        harness.step();
+    }
+    harness.plan();
+    harness.config.fits = 256;
+    harness.crash();
+    harness.run_to_end();
+    assert_eq!(harness.client(short).tokens.len(), 90);
+    for (id, prompt) in [(going, 40), (waiting, 100)] {
+        let client = harness.client(id);
+        assert_eq!((client.tokens.len(), &client.end), (256 - prompt, &Some(Ok(Finish::Length))));
+        harness.clients.get_mut(&id).expect("was submitted").spec.max_new_tokens = 256 - prompt as u32;
+    }
+    for id in [outgrown, too_long] {
+        let limit = Unavailable::TotalTokens { limit: 256 };
+        assert_eq!(harness.client(id).end, Some(Err(limit.into())));
+    }
     harness.check_against_reference();
 }
 

@@ -34,13 +34,15 @@ pub fn tiny() -> MockConfig {
 }
 
 pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Capacity {
+    let prepared_tokens = config.max_positions.min(config.fits);
     Capacity {
         pages: config.pages,
         tables: config.tables(),
         max_slots,
         max_step_tokens,
         max_step_drafts: MAX_STEP_DRAFTS,
-        max_sequence_tokens: config.max_positions.min(config.tables().longest(config.pages, max_step_tokens)),
+        max_sequence_tokens: prepared_tokens.min(config.tables().longest(config.pages, max_step_tokens)),
+        prepared_tokens,
         stages: config.stages,
         vocab_size: config.vocab_size,
         cost: config.cost,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_proto::record_entry::What;
-use penstock_proto::{Message, RecordEntry};
+use penstock_proto::{Message, Prepared, RecordEntry};
 
 use super::harness::{every_forcing, spec};
 use super::served::{collect, settings};
@@ -107,9 +107,18 @@ impl WorkerSource for Running {
     }
 }
 
-/// A worker that was lost may be replaced by one with more memory, or less.
+/// A worker that was lost may be replaced by one with more memory, or less: of the one or the other run, what was prepared is less than
+/// what its plans leave unused.
 #[tokio::test]
 async fn runs_with_caches_of_different_sizes_are_executed_on_one_worker() {
+    let shrinks: [fn(&mut Prepared); 2] =
+        [|prepared| prepared.pages -= 1, |prepared| prepared.max_sequence_tokens -= 1];
+    for shrink in shrinks {
+        replay_uneven(shrink).await;
+    }
+}
+
+async fn replay_uneven(shrink: fn(&mut Prepared)) {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path().join("record");
     record(&at).await;
@@ -122,8 +131,7 @@ async fn runs_with_caches_of_different_sizes_are_executed_on_one_worker() {
             if is_first != first {
                 return false;
             }
-            // Nobody asks how many of them the plans need.
-            head.prepared.as_mut().expect("it says").pages -= 1;
+            shrink(head.prepared.as_mut().expect("it says"));
             true
         });
         std::fs::create_dir(&socket).expect("a new folder");

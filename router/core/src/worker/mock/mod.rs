@@ -57,7 +57,7 @@ pub struct MockConfig {
     /// Places for the states in front of drafts.
     pub draft_states: u32,
     pub max_positions: u32,
-    /// Tokens of the longest sequence that it has room for; asked for its own limit, it offers no more.
+    /// Tokens of the longest sequence that it has room for; asked for its own limit, it offers no more, and it feeds none behind.
     pub fits: u32,
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,

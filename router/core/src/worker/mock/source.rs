@@ -74,6 +74,11 @@ impl MockSource {
         self.state().config.pages = pages;
     }
 
+    /// Workers started from now on have room for sequences of so many tokens.
+    pub fn set_fits(&self, tokens: u32) {
+        self.state().config.fits = tokens;
+    }
+
     /// Holds back new workers until `release`.
     pub fn hold(&self) {
         self.open.send_replace(false);

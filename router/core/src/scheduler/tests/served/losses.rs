@@ -318,6 +318,18 @@ async fn fewer_blocks_after_a_restart_lower_the_limit() {
 }
 
 #[tokio::test]
+async fn workers_with_room_for_shorter_sequences_are_lost_no_further_time() {
+    let script: Script = Box::new(|step| ((step.incarnation, step.number) == (1, 30)).then_some(Fault::Die));
+    let served = serve(slow(), script).await;
+    served.source.set_fits(128);
+    let spec = &many(1, 500)[0];
+    let (tokens, end) = collect(served.submit(spec)).await;
+    assert_eq!(tokens, served.reference(spec)[..128 - spec.prompt.len()]);
+    assert!(matches!(end, Ok(Finish::Length)), "{end:?}");
+    assert_eq!((served.handle.max_request_tokens(), served.source.losses().len()), (128, 1));
+}
+
+#[tokio::test]
 async fn a_scheduler_that_panics_is_a_failure_with_its_reason() {
     let served = serve(slow(), never()).await;
     let mut running = served.submit(&many(1, 3000)[0]);

@@ -83,7 +83,8 @@ impl MockModel {
             cursor.tokens(rows, count)?.to_vec()
         };
         let end = position + count;
-        require!(end <= self.config.max_positions, "row {at} reaches position {end}");
+        let longest = self.config.max_positions.min(self.config.fits);
+        require!(end <= longest, "row {at} reaches position {end} of {longest}");
         let size = self.config.block_size;
         require!(state.blocks * size >= end, "row {at}: its tables do not reach {end}");
         if flag(RowFlag::Start) {
