@@ -29,7 +29,7 @@ ENV PATH=/opt/penstock/bin:$PATH \
     HUGGINGFACE_HUB_CACHE=/data
 VOLUME /data
 EXPOSE 80
-USER penstock
+USER 1000
 ENTRYPOINT ["penstock"]
 
 # Triton builds what launches its kernels where they run, and keeps kernels in the volume.
@@ -38,7 +38,7 @@ USER root
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
-USER penstock
+USER 1000
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/data/.triton
