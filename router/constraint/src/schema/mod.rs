@@ -731,8 +731,8 @@ mod tests {
         for (schema, is_refused) in [
             (contained, true),
             (json!({"contains": {"const": "x".repeat(1_000_000)}}), false),
-            (json!({"items": {"enum": ["a", "b", "c", "d"].map(long)}, "uniqueItems": true}), true),
-            (json!({"items": {"enum": ["a", "b"].map(long)}, "uniqueItems": true}), false),
+            (json!({"items": {"enum": (["a", "b", "c", "d"].map(long))}, "uniqueItems": true}), true),
+            (json!({"items": {"enum": (["a", "b"].map(long))}, "uniqueItems": true}), false),
             (json!({"properties": names, "minProperties": 3, "additionalProperties": false}), true),
             (everywhere(&json!({"$ref": "#/$defs/value", "not": {"const": 1}})), true),
             (everywhere(&json!({"$ref": "#/$defs/object", "unevaluatedProperties": false})), true),
