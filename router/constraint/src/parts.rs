@@ -12,7 +12,9 @@ use crate::{
     guidance::{classify, with_options},
     lark,
     limits::Limits,
-    pattern, quoted, schema,
+    pattern::{self, Strings},
+    quoted,
+    schema::{self, Count},
     source::Source,
     stop::Stop,
     vocabulary::Vocabulary,
@@ -203,6 +205,7 @@ impl Writer<'_> {
                     Some(0) => String::new(),
                     _ if between == "\"\"" => format!("({part}){}", range(0)),
                     Some(1) if *least == 1 => part,
+                    Some(1) => format!("({part})?"),
                     _ => {
                         let all = format!("{part} ({between} {part}){}", range(1));
                         if *least == 0 { format!("({all})?") } else { all }
@@ -339,10 +342,19 @@ fn without_any<'a>(markers: impl Iterator<Item = &'a String>) -> String {
 fn string(schema: &Map<String, Value>) -> Result<String, CompileError> {
     let count = |key: &str| match schema.get(key) {
         None => Ok(None),
-        Some(value) => value.as_u64().filter(|count| *count <= LONGEST_COUNTED).map(Some).ok_or_else(|| {
-            let reason = format!("expected an integer up to {LONGEST_COUNTED}");
-            CompileError::at(Kind::Unsupported, format!("/{key}"), reason)
-        }),
+        Some(value) => match Count::read(value) {
+            Count::Of(count) if count <= LONGEST_COUNTED => Ok(Some(count)),
+            Count::Endless if key == "maxLength" => Ok(None),
+            Count::Invalid => {
+                let reason = "expected an integer that is not negative";
+                Err(CompileError::at(Kind::Invalid, format!("/{key}"), reason))
+            }
+            _ => {
+                let reason =
+                    format!("a length above {LONGEST_COUNTED} is not supported where a text is not JSON");
+                Err(CompileError::at(Kind::Unsupported, format!("/{key}"), reason))
+            }
+        },
     };
     let mut all = Vec::new();
     match (count("minLength")?, count("maxLength")?) {
@@ -357,7 +369,7 @@ fn string(schema: &Map<String, Value>) -> Result<String, CompileError> {
     if let Some(value) = schema.get("pattern") {
         let refused = |reason: String| CompileError::at(Kind::Unsupported, "/pattern", reason);
         let text = value.as_str().ok_or_else(|| refused("expected a string".into()))?;
-        for expression in pattern::from_ecma(text).map_err(refused)? {
+        for expression in pattern::from_ecma(text, Strings::Plain).map_err(refused)? {
             all.push(format!("/{}/", pattern::whole_of_search(&expression).map_err(refused)?));
         }
     }

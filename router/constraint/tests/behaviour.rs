@@ -242,6 +242,15 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
         (json!({"properties": {"a": 5}}), "/properties/a", Kind::Invalid),
         (json!({"type": "array", "minItems": -1}), "/minItems", Kind::Invalid),
         (json!({"enum": []}), "/enum", Kind::Unsatisfiable),
+        (json!({"enum": ["a\u{1}b", "\u{7f}"]}), "/enum", Kind::Unsatisfiable),
+        (json!({"const": {"a": ["\u{1b}[0m"]}}), "/const", Kind::Unsatisfiable),
+        (json!({"type": "string", "minLength": 1_u64 << 31}), "/minLength", Kind::Unsatisfiable),
+        (json!({"type": "array", "contains": {}, "minContains": 1e12}), "/minContains", Kind::Unsatisfiable),
+        (
+            json!({"propertyNames": {"$ref": "#/$defs/n", "maxLength": 3}, "$defs": {"n": {"pattern": "^[a-z]+$"}}}),
+            "/propertyNames",
+            Kind::Unsupported,
+        ),
         (json!({"oneOf": [{"multipleOf": 3}, {"multipleOf": 5}]}), "/oneOf/0", Kind::Unsupported),
         (json!({"not": {"multipleOf": 3}}), "/not", Kind::Unsupported),
         (json!({"$dynamicRef": "#node"}), "/$dynamicRef", Kind::Unsupported),
@@ -254,6 +263,119 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
         assert_eq!((error.path.as_str(), error.kind), (path, kind), "{source}: {error}");
         assert!(error.to_string().len() <= 500);
     }
+}
+
+/// Schemas with texts of JSON that are valid, and texts that are not.
+fn check(cases: impl IntoIterator<Item = (Value, Vec<&'static str>, Vec<&'static str>)>) {
+    for (source, valid, invalid) in cases {
+        let grammar = compile(schema(source.clone())).unwrap_or_else(|error| panic!("{source}: {error}"));
+        for text in valid {
+            assert!(accepts(&grammar, text), "{source} refuses {text}");
+        }
+        for text in invalid {
+            assert!(!accepts(&grammar, text), "{source} accepts {text}");
+        }
+    }
+}
+
+/// Most control characters have no escape that could be written.
+#[test]
+fn a_control_character_is_not_left_out_of_a_text() {
+    let pattern = |text: &str| json!({"type": "string", "pattern": text});
+    check([
+        (
+            json!({"enum": ["a\u{1}b", "c", "d\u{7f}", ["\u{0}"], {"\u{1}": 1}, "e\n"]}),
+            vec![r#""c""#, r#"{"\u0001":1}"#, r#""e\n""#],
+            vec![r#""ab""#, r#""d""#, r#"[""]"#, r#"{"":1}"#],
+        ),
+        (json!({"enum": ["a\u{1}", "b"], "not": {"const": "c"}}), vec![r#""b""#], vec![r#""a""#]),
+        (
+            json!({"type": "array", "items": {"enum": ["a\u{1}", "b"]}, "uniqueItems": true}),
+            vec!["[]", r#"["b"]"#],
+            vec![r#"["a"]"#],
+        ),
+        (json!({"not": {"const": "a\u{1}"}}), vec![r#""a""#, r#""ab""#], vec![]),
+        (pattern(r"^(?:\x1b\[0m|ok)$"), vec![r#""ok""#], vec![r#""[0m""#]),
+        (
+            pattern(r"^(?:\x00a|a\x7fb|\cAa|\0b|\vc|ok)$"),
+            vec![r#""ok""#],
+            vec![r#""a""#, r#""ab""#, r#""b""#, r#""c""#],
+        ),
+        (pattern("^(?:a\u{1}|\u{7f}b|ok)$"), vec![r#""ok""#], vec![r#""a""#, r#""b""#]),
+        (
+            pattern(r"^(?:[\x01]a|[\x7f]b|[\x01-\x01]c|ok)$"),
+            vec![r#""ok""#],
+            vec![r#""a""#, r#""b""#, r#""c""#],
+        ),
+        (
+            pattern(r"^(?:[^\0\x02-\u{10FFFF}]a|[^\S\t\n\f\r ]b|ok)$"),
+            vec![r#""ok""#],
+            vec![r#""a""#, r#""b""#],
+        ),
+        (pattern(r"^a\x01*[\x00-\x1f]?[^\x00-\x1f]$"), vec![r#""ab""#, r#""a\nb""#], vec![r#""a""#]),
+        (
+            json!({"type": "object", "patternProperties": {r"^\x01a$": {}}, "additionalProperties": false}),
+            vec!["{}"],
+            vec![r#"{"a":1}"#],
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"enum": ["a\u{1}", "b"]}}),
+            vec!["{}", r#"{"b":1}"#],
+            vec![r#"{"a":1}"#],
+        ),
+    ]);
+}
+
+#[test]
+fn every_engine_calls_no_white_space_what_is_said_to_be_none() {
+    check([(
+        json!({"type": "string", "pattern": r"^[^\s@]+@[^\s@]+$"}),
+        vec![r#""a@b""#],
+        vec!["\"a\u{3000}b@c\"", "\"a\u{a0}b@c\"", "\"a b@c\""],
+    )]);
+}
+
+#[test]
+fn drafts_differ_in_what_they_know() {
+    let draft = |uri: &str, mut schema: Value| {
+        schema["$schema"] = uri.into();
+        schema
+    };
+    let old = "http://json-schema.org/draft-07/schema#";
+    let of_2019 = "https://json-schema.org/draft/2019-09/schema";
+    let prefixed =
+        json!({"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "integer"}});
+    let contains = json!({"type": "array", "contains": {"const": 5}, "minContains": 0, "maxContains": 1});
+    let apart = json!({"oneOf": [{"$ref": "#/definitions/a", "minimum": 5}, {"type": "integer", "maximum": 4}],
+        "definitions": {"a": {"type": "integer"}}});
+    let opposite = json!({"not": {"$ref": "#/definitions/a", "type": "string"},
+        "definitions": {"a": {"type": ["integer", "string"]}}});
+    let listed = json!({"enum": [1, 2, "a"], "allOf": [{"$ref": "#/definitions/a", "type": "string"}],
+        "not": {"$ref": "#/definitions/b", "type": "string"},
+        "definitions": {"a": {"type": "integer"}, "b": {"const": 2}}});
+    check([
+        (draft(old, apart), vec!["7"], vec!["3", "true"]),
+        (draft(old, opposite), vec!["true"], vec!["3", r#""a""#]),
+        (draft(old, listed), vec!["1"], vec!["2", r#""a""#]),
+        (draft(old, contains), vec!["[5]", "[5,5]"], vec!["[1]"]),
+        (
+            draft(of_2019, json!({"type": "array", "contains": {"const": 5}, "minContains": 0})),
+            vec!["[1]"],
+            vec!["1"],
+        ),
+        (draft(old, prefixed.clone()), vec!["[1]"], vec![r#"["a"]"#]),
+        (draft(of_2019, prefixed.clone()), vec!["[1]"], vec![r#"["a"]"#]),
+        (prefixed, vec![r#"["a",1]"#], vec!["[1]"]),
+    ]);
+}
+
+#[test]
+fn a_count_may_be_written_with_a_point() {
+    check([(
+        json!({"enum": ["a", "abc"], "minLength": 2.0, "not": {"const": "zzz"}}),
+        vec![r#""abc""#],
+        vec![r#""a""#],
+    )]);
 }
 
 #[test]

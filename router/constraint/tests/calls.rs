@@ -544,6 +544,98 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     }
 }
 
+/// Schemas of one argument, with values of it as the format writes them.
+#[test]
+fn values_are_held_to_their_schemas_in_each_way_of_writing() {
+    let quoted = |text: &str| format!("<|\"|>{text}<|\"|>");
+    let gemma = |value: &str| format!("<|tool_call>call:f{{p:{value}}}<tool_call|>");
+    let coder = |value: &str| {
+        format!("<tool_call>\n<function=f>\n<parameter=p>\n{value}\n</parameter>\n</function>\n</tool_call>")
+    };
+    let of_booleans =
+        |key: &str, count: Value| json!({"type": "array", "items": {"type": "boolean"}, key: count});
+    let texts = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect::<Vec<_>>();
+    let most = i32::MAX;
+    let cases = [
+        (
+            "gemma4",
+            of_booleans("maxItems", json!(1)),
+            texts(&["[]", "[true]"]),
+            texts(&["[true,true]", "true"]),
+        ),
+        ("gemma4", of_booleans("maxItems", json!(0)), texts(&["[]"]), texts(&["[true]"])),
+        ("gemma4", of_booleans("minItems", json!(2.0)), texts(&["[true,true]"]), texts(&["[true]"])),
+        ("gemma4", of_booleans("maxItems", json!(1.0)), texts(&["[true]"]), texts(&["[true,true]"])),
+        (
+            "gemma4",
+            json!({"type": "string", "enum": ["x", 1, ""]}),
+            vec![quoted("x"), quoted("")],
+            texts(&["1"]),
+        ),
+        (
+            "gemma4",
+            json!({"type": "integer", "enum": ["x", 1, 1.5]}),
+            texts(&["1"]),
+            vec![quoted("x"), "1.5".into()],
+        ),
+        (
+            "gemma4",
+            json!({"enum": ["x", 1, null]}),
+            vec!["1".into(), "null".into(), quoted("x")],
+            texts(&["x"]),
+        ),
+        (
+            "gemma4",
+            json!({"type": "string", "maxLength": most}),
+            vec![quoted("x"), quoted("")],
+            texts(&["1"]),
+        ),
+        ("gemma4", json!({"type": "string", "maxLength": 2.0}), vec![quoted("xy")], vec![quoted("xyz")]),
+        ("qwen3_coder", json!({"type": "string", "maxLength": most}), texts(&["x", ""]), vec![]),
+        (
+            "qwen3_coder",
+            json!({"type": "string", "minLength": 1.0, "maxLength": 2.0}),
+            texts(&["xy"]),
+            texts(&["", "xyz"]),
+        ),
+        ("qwen3_coder", json!({"type": "string", "enum": ["x", 1]}), texts(&["x"]), texts(&["1"])),
+    ];
+    for (name, schema, good, bad) in cases {
+        let format = tool_format(name).unwrap();
+        let call = |value: &str| if name == "gemma4" { gemma(value) } else { coder(value) };
+        let parameters = json!({"type": "object", "properties": {"p": schema}, "required": ["p"]});
+        let functions = [Callable { name: "f".into(), schema: parameters, at: String::new(), lark: None }];
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+            for value in &good {
+                assert!(world.accepts(&grammar, &call(value)), "{schema} refuses {value}");
+            }
+            for value in &bad {
+                assert!(!world.accepts(&grammar, &call(value)), "{schema} takes {value}");
+            }
+        }
+    }
+}
+
+/// The name of a special token in a client's value is text, letter by letter.
+#[test]
+fn a_value_may_have_the_name_of_a_special_token_in_it() {
+    let format = tool_format("gemma4").unwrap();
+    for keyword in [json!({"const": "x<|tool_call>y"}), json!({"enum": ["x<|tool_call>y"]})] {
+        let parameters = json!({"type": "object", "properties": {"p": keyword}, "required": ["p"]});
+        let functions = [Callable { name: "f".into(), schema: parameters, at: String::new(), lark: None }];
+        let world = World::new(format, true);
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let (before, after) = ("<|tool_call>call:f{p:<|\"|>x", "y<|\"|>}<tool_call|>");
+        assert!(!world.accepts(&grammar, &format!("{before}<|tool_call>{after}")));
+        let mut matcher = grammar.matcher();
+        let name = b"<|tool_call>".map(u32::from);
+        let tokens = world.tokens(before).into_iter().chain(name).chain(world.tokens(after));
+        tokens.chain([EOS]).for_each(|token| matcher.advance(token).unwrap());
+    }
+}
+
 #[test]
 fn in_json_too_a_function_takes_the_properties_that_it_names() {
     let format = tool_format("hermes").unwrap();

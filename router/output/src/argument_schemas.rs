@@ -22,7 +22,7 @@ const MOST_BYTES: usize = 2 << 20;
 pub(crate) const OF_ONE: usize = 16;
 
 /// For a keyword or a name that is looked at.
-const OF_A_NAME: usize = 8;
+pub(crate) const OF_A_NAME: usize = 8;
 
 /// Keywords that say nothing of a value.
 const ANNOTATIONS: [&str; 13] = [
@@ -427,13 +427,16 @@ impl<'a> Schemas<'a> {
             _ => None,
         };
         if let Some(values) = listed {
-            self.budget.take(OF_A_NAME * values.len(), at)?;
+            let names = members.get("type").and_then(Value::as_array).map_or(1, Vec::len);
+            self.budget.take(OF_A_NAME * (names + values.len()), at)?;
             if let Some(name) = asserting(members).find(|name| !["type", "enum", "const"].contains(name)) {
                 return unbound(at, format!("`{name}` stands beside a list of values"));
             }
+            let is_of_type = of_types(members.get("type"));
+            let values = values.iter().filter(|value| is_of_type(value));
             let is_word =
                 |value: &&Value| value.is_string() || (parameters.kind.is_none() && !is_nested(value));
-            let (words, others): (Vec<&Value>, Vec<&Value>) = values.iter().partition(is_word);
+            let (words, others): (Vec<&Value>, Vec<&Value>) = values.partition(is_word);
             let mut texts: Vec<String> = Vec::new();
             let mut seen = HashSet::new();
             for word in words {
@@ -499,6 +502,31 @@ pub(crate) fn asserting(members: &Map<String, Value>) -> impl Iterator<Item = &s
 
 pub(crate) fn any_string(at: &str) -> Words {
     Words::String { schema: Map::new(), at: at.to_owned() }
+}
+
+/// Whether values are of the type, or of one of the types, that their schema has.
+pub(crate) fn of_types(types: Option<&Value>) -> impl Fn(&Value) -> bool {
+    let names = match types {
+        Some(Value::Array(names)) => names.as_slice(),
+        types => types.map_or(&[] as &[Value], std::slice::from_ref),
+    };
+    let has = |name: &str| names.iter().any(|other| other == name);
+    let known = ["null", "boolean", "string", "array", "object", "number", "integer"].map(has);
+    let is_any = types.is_none();
+    move |value| {
+        let [null, boolean, string, array, object, number, integer] = known;
+        is_any
+            || match value {
+                Value::Null => null,
+                Value::Bool(_) => boolean,
+                Value::String(_) => string,
+                Value::Array(_) => array,
+                Value::Object(_) => object,
+                Value::Number(value) => {
+                    number || integer && value.as_f64().is_some_and(|value| value.fract() == 0.0)
+                }
+            }
+    }
 }
 
 pub(crate) fn is_nested(value: &Value) -> bool {

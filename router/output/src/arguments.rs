@@ -3,12 +3,13 @@
 //! written in a format is told, with its place.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
 use crate::argument_schemas::{
-    ANYTHING, Budget, MAX_DEPTH, OF_ONE, OF_STRINGS, OF_WHOLE_OBJECTS, Properties, Property, Result, Schemas,
-    Split, any_string, asserting, is_nested, unbound,
+    ANYTHING, Budget, MAX_DEPTH, OF_A_NAME, OF_ONE, OF_STRINGS, OF_WHOLE_OBJECTS, Properties, Property,
+    Result, Schemas, Split, any_string, asserting, is_nested, of_types, unbound,
 };
 use crate::formats::{self, Body, Closes, Parameters, ToolFormat, Unknown};
 use crate::frames::{Elements, Frame, Writing};
@@ -20,6 +21,8 @@ const MOST_OPTIONAL: usize = 64;
 /// Keys that each text is kept from having behind an element's marker, where these would end it; with more of them it does not have
 /// the marker.
 const MOST_KEYS: usize = 100;
+
+const NO_VALUE: &str = "no value of it can be written";
 
 /// Types that JSON knows.
 const JSON_TYPES: usize = 7;
@@ -224,7 +227,7 @@ impl<'a> Writer<'a> {
         }
         let mut parts = key;
         match choices.len() {
-            0 => return unbound(at, "no value of it can be written"),
+            0 => return unbound(at, NO_VALUE),
             1 => parts.append(&mut choices[0]),
             _ => parts.push(Part::OneOf(choices)),
         }
@@ -381,15 +384,16 @@ impl<'a> Writer<'a> {
         };
         let Value::Object(members) = schema else {
             return match schema {
-                Value::Bool(false) => unbound(at, "no value of it can be written"),
+                Value::Bool(false) => unbound(at, NO_VALUE),
                 // Objects and lists of anything are left out.
-                _ => Ok(vec![Part::OneOf(vec![
+                Value::Bool(true) => Ok(vec![Part::OneOf(vec![
                     text(any_string(at)),
                     vec![Part::Json {
                         schema: json!({"type": ["number", "boolean", "null"]}),
                         at: at.to_owned(),
                     }],
                 ])]),
+                _ => unbound(at, "it is no schema"),
             };
         };
         let options =
@@ -400,6 +404,9 @@ impl<'a> Writer<'a> {
             }
             if key == "oneOf" && options.len() > 1 {
                 return unbound(at, "`oneOf`: use `anyOf`");
+            }
+            if options.is_empty() {
+                return unbound(at, NO_VALUE);
             }
             let choices: Result<Vec<_>> =
                 options.iter().map(|option| self.braced(quote, option, at, depth + 1)).collect();
@@ -414,16 +421,37 @@ impl<'a> Writer<'a> {
             if let Some(keyword) = asserting(members).find(|keyword| ![key, "type"].contains(keyword)) {
                 return unbound(at, format!("`{keyword}` stands beside a list of values"));
             }
-            let texts: Option<Vec<String>> = values.iter().map(|value| braced_text(value, quote)).collect();
-            for text in texts.iter().flatten() {
-                self.schemas.budget.take(OF_ONE + text.len(), at)?;
+            let names = members.get("type").and_then(Value::as_array).map_or(1, Vec::len);
+            self.schemas.budget.take(OF_A_NAME * names, at)?;
+            let is_of_type = of_types(members.get("type"));
+            let values = values.iter().filter(|value| is_of_type(value));
+            let (strings, others): (Vec<&Value>, Vec<&Value>) = values.partition(|value| value.is_string());
+            if strings.is_empty() && others.is_empty() {
+                return unbound(at, NO_VALUE);
             }
-            return match texts {
-                Some(texts) => {
-                    Ok(vec![Part::OneOf(texts.into_iter().map(|text| vec![Part::Text(text)]).collect())])
+            let strings: Vec<&str> = strings.into_iter().filter_map(Value::as_str).collect();
+            if strings.iter().any(|text| text.contains(quote)) || others.iter().any(|value| is_nested(value))
+            {
+                return unbound(at, "one of its values has objects, lists or the mark of strings in it");
+            }
+            let mut choices = Vec::new();
+            let mut texts: Vec<String> = Vec::new();
+            let mut seen = HashSet::new();
+            for string in strings {
+                self.schemas.budget.take(OF_ONE + string.len(), at)?;
+                if seen.insert(string) {
+                    texts.push(string.to_owned());
                 }
-                None => unbound(at, "one of its values has objects, lists or the mark of strings in it"),
-            };
+            }
+            if !texts.is_empty() {
+                choices.push(text(Words::Exactly(texts)));
+            }
+            for other in others {
+                let other = other.to_string();
+                self.schemas.budget.take(OF_ONE + other.len(), at)?;
+                choices.push(vec![Part::Text(other)]);
+            }
+            return Ok(vec![Part::OneOf(choices)]);
         }
         let types: Vec<&str> = match &members.get("type") {
             Some(Value::String(name)) => vec![name],
@@ -431,6 +459,9 @@ impl<'a> Writer<'a> {
             _ if asserting(members).next().is_none() => return self.braced(quote, &ANYTHING, at, depth),
             _ => return unbound(at, "it has no `type`"),
         };
+        if types.is_empty() {
+            return unbound(at, NO_VALUE);
+        }
         self.schemas.budget.take((OF_ONE + at.len()) * types.len(), at)?;
         let is_known = |keyword: &str| types.iter().any(|name| keywords_of(name).contains(&keyword));
         if let Some(keyword) = asserting(members).find(|keyword| *keyword != "type" && !is_known(keyword)) {
@@ -448,15 +479,21 @@ impl<'a> Writer<'a> {
                 }
                 "array" => {
                     let items = members.get("items").unwrap_or(&ANYTHING);
-                    let count = |key: &str| members.get(key).and_then(Value::as_u64);
-                    let count = |key: &str| count(key).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+                    if items.is_array() {
+                        return unbound(at, "`items` is a list");
+                    }
+                    let least = count(members, "minItems", at)?.unwrap_or(0);
+                    let most = count(members, "maxItems", at)?;
+                    if most.is_some_and(|most| most < least) || least == u32::MAX {
+                        return unbound(at, NO_VALUE);
+                    }
                     vec![
                         Part::Text("[".to_owned()),
                         Part::Repeat {
                             part: self.braced(quote, items, at, depth + 1)?,
                             between: vec![Part::Text(",".to_owned())],
-                            least: count("minItems").unwrap_or(0),
-                            most: count("maxItems"),
+                            least,
+                            most: most.filter(|most| *most < u32::MAX),
                         },
                         Part::Text("]".to_owned()),
                     ]
@@ -513,11 +550,14 @@ fn simple(schema: &Value) -> Option<Vec<&'static str>> {
     }
 }
 
-/// One value as Gemma writes it.
-fn braced_text(value: &Value, quote: &str) -> Option<String> {
-    match value {
-        Value::String(text) => (!text.contains(quote)).then(|| format!("{quote}{text}{quote}")),
-        nested if is_nested(nested) => None,
-        other => Some(other.to_string()),
+/// A count, of which the largest stands for all that nothing reaches.
+fn count(members: &Map<String, Value>, key: &str, at: &str) -> Result<Option<u32>> {
+    let Some(value) = members.get(key) else { return Ok(None) };
+    match value.as_f64() {
+        Some(count) if count >= 0.0 && count.fract() == 0.0 => {
+            // Half of them is as far as JSON's grammars count.
+            Ok(Some(if count < f64::from(i32::MAX) { count as u32 } else { u32::MAX }))
+        }
+        _ => unbound(at, format!("`{key}` is no count")),
     }
 }

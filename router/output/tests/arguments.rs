@@ -258,6 +258,20 @@ fn bare_keys_are_held_to_each_keyword_of_a_list_of_types() {
     ] {
         assert!(written(property.clone()).is_ok(), "{property}");
     }
+    for (property, why) in [
+        (json!({"type": "array", "items": [{"type": "integer"}, {"type": "boolean"}]}), "`items` is a list"),
+        (json!({"type": "array", "minItems": -1}), "`minItems` is no count"),
+        (json!({"type": "array", "maxItems": 1.5}), "`maxItems` is no count"),
+        (json!({"type": "array", "minItems": 3, "maxItems": 2}), "no value of it can be written"),
+        (json!({"type": "array", "minItems": 1e10}), "no value of it can be written"),
+        (json!({"enum": []}), "no value of it can be written"),
+        (json!({"type": "string", "enum": [1, null]}), "no value of it can be written"),
+        (json!({"anyOf": []}), "no value of it can be written"),
+        (json!({"type": []}), "no value of it can be written"),
+        (json!({"type": "array", "items": 5}), "it is no schema"),
+    ] {
+        assert_eq!(written(property).expect_err(why).why, why);
+    }
     let unbound =
         written(json!({"type": "integer", "enum": [1, 2, 3], "minimum": 2})).expect_err("it is not held to");
     assert_eq!(unbound.why, "`minimum` stands beside a list of values");

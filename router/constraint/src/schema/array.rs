@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Parts, Place, Result, Translator, any_of, count, invalid};
+use super::{Draft, Parts, Place, Result, Translator, any_of, count, invalid, least, logic, written};
 use crate::error::Kind;
 
 /// `contains` is met among this many first items. A text whose first match comes later is not written.
@@ -23,7 +23,7 @@ impl<'a> Translator<'a> {
                 (Some((prefix, "items")), members.get("additionalItems"), "additionalItems")
             }
             _ => {
-                let prefix = members.get("prefixItems");
+                let prefix = members.get("prefixItems").filter(|_| self.draft >= Draft::Of2020);
                 let prefix = match prefix {
                     None => None,
                     Some(Value::Array(prefix)) => Some((prefix, "prefixItems")),
@@ -57,9 +57,12 @@ impl<'a> Translator<'a> {
             parts.own.insert("items".into(), core);
         }
 
-        let least = self.bound_of_items(members, "minItems", place)?;
-        let most = self.bound_of_items(members, "maxItems", place)?;
-        for (key, value) in [("minItems", least), ("maxItems", most)] {
+        let fewest =
+            members.get("minItems").map(|value| least(value, &place.member("minItems"))).transpose()?;
+        let most =
+            members.get("maxItems").map(|value| count(value, &place.member("maxItems"))).transpose()?;
+        let most = most.flatten();
+        for (key, value) in [("minItems", fewest), ("maxItems", most)] {
             if let Some(value) = value {
                 parts.own.insert(key.into(), value.into());
             }
@@ -71,15 +74,6 @@ impl<'a> Translator<'a> {
             self.contains(contained, members, place, parts)?;
         }
         Ok(())
-    }
-
-    fn bound_of_items(
-        &self,
-        members: &Map<String, Value>,
-        key: &str,
-        place: &Place<'a>,
-    ) -> Result<Option<u64>> {
-        members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)))
     }
 
     /// Writes unique items out where they are of few values; a grammar cannot compare others.
@@ -97,36 +91,42 @@ impl<'a> Translator<'a> {
             )
         };
         let items = members.get("items").filter(|items| items.is_object()).ok_or_else(refused)?;
-        let values: Vec<Value> = match (items.get("enum"), items.get("const"), items.get("type")) {
+        let listed: Vec<Value> = match (items.get("enum"), items.get("const"), items.get("type")) {
             (Some(Value::Array(values)), None, _) => values.clone(),
             (None, Some(value), _) => vec![value.clone()],
             (None, None, Some(Value::String(kind))) if kind == "boolean" => vec![true.into(), false.into()],
             (None, None, Some(Value::String(kind))) if kind == "null" => vec![Value::Null],
             _ => return Err(refused()),
         };
-        if values.len() > MOST_ARRANGED {
+        if listed.len() > MOST_ARRANGED {
             return Err(refused());
         }
-        let mut arrangements = vec![Vec::new()];
+        let mut values = Vec::new();
+        for value in written(&listed, &here)? {
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        // By their places among the values.
+        let mut arrangements: Vec<Vec<usize>> = vec![Vec::new()];
         let mut done = 0;
         while done < arrangements.len() {
-            for value in &values {
-                let mut longer: Vec<Value> = arrangements[done].clone();
-                if !longer.contains(value) {
-                    longer.push(value.clone());
-                    arrangements.push(longer);
+            for at in 0..values.len() {
+                if !arrangements[done].contains(&at) {
+                    arrangements.push([arrangements[done].as_slice(), &[at]].concat());
                 }
             }
             done += 1;
         }
-        let mut options: Vec<Value> = arrangements
-            .into_iter()
-            .map(|arrangement| {
-                let (length, prefix): (usize, Vec<Value>) =
-                    (arrangement.len(), arrangement.into_iter().map(|value| json!({"const": value})).collect());
-                json!({"type": "array", "prefixItems": prefix, "items": false, "minItems": length, "maxItems": length})
-            })
-            .collect();
+        let mut options = Vec::new();
+        for arrangement in arrangements {
+            self.takes(arrangement.iter().map(|at| logic::size(&values[*at])).sum(), &here)?;
+            let prefix: Vec<Value> = arrangement.iter().map(|at| json!({"const": values[*at]})).collect();
+            let length = prefix.len();
+            options.push(
+                json!({"type": "array", "prefixItems": prefix, "items": false, "minItems": length, "maxItems": length}),
+            );
+        }
         self.nodes += options.len();
         options.push(json!({"type": ["null", "boolean", "number", "string", "object"]}));
         parts.after.push(any_of(options));
@@ -140,20 +140,24 @@ impl<'a> Translator<'a> {
         place: &Place<'a>,
         parts: &mut Parts,
     ) -> Result<()> {
-        let least = self.bound_of_items(members, "minContains", place)?;
-        if members.contains_key("maxContains") || least.is_some_and(|least| least > 1) {
-            return Err(place.member("contains").refuse(
-                Kind::Unsupported,
-                "`contains` with a count other than one or more is not supported",
-            ));
-        }
-        if least == Some(0) {
-            return Ok(());
+        if self.draft > Draft::Seven {
+            let here = place.member("minContains");
+            let fewest = members.get("minContains").map(|value| least(value, &here)).transpose()?;
+            if members.contains_key("maxContains") || fewest.is_some_and(|fewest| fewest > 1) {
+                return Err(place.member("contains").refuse(
+                    Kind::Unsupported,
+                    "`contains` with a count other than one or more is not supported",
+                ));
+            }
+            if fewest == Some(0) {
+                return Ok(());
+            }
         }
         let before = self.nodes;
         let core = self.schema(contained, &place.member("contains"))?;
         // What it is made of is there as often.
         self.add_nodes((self.nodes - before).saturating_mul(CONTAINS_WITHIN), place)?;
+        self.takes(logic::size(&core).saturating_mul(CONTAINS_WITHIN), &place.member("contains"))?;
         let mut options = Vec::new();
         for index in 0..CONTAINS_WITHIN {
             let mut prefix = vec![Value::Bool(true); index];

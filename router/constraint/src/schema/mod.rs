@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     error::{CompileError, Kind, LONGEST_PATH},
     limits::Limits,
-    pattern::{self, Cases},
+    pattern::{self, Cases, Strings},
     stop::Stop,
 };
 pub(crate) use format::expression as format_expression;
@@ -30,6 +30,9 @@ use reference::{Document, Target};
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 /// Schemas rewritten from schemas may nest deeper than the source does, by this factor.
 const DEPTH_OF_REWRITES: usize = 4;
+/// The bytes that a core may take beside those of its source, for what it has in several places: 12 MiB are those of the longest text
+/// that `contains` may have.
+const MOST_COPIED: usize = 16 << 20;
 /// Up to here an f64 holds every integer.
 const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
 
@@ -87,13 +90,12 @@ fn translate(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
         nodes: 0,
         definitions: Vec::new(),
         names: HashMap::new(),
-        ref_stands_alone: ["draft-03", "draft-04", "draft-06", "draft-07"]
-            .iter()
-            .any(|draft| root.get("$schema").and_then(Value::as_str).is_some_and(|uri| uri.contains(draft))),
+        draft: Draft::of(root),
         divisors: Vec::new(),
         steps: Cell::new(logic::STEPS),
         work: Cell::new(logic::WORK),
         weight: 0,
+        room: logic::size(root).saturating_add(MOST_COPIED),
     };
     let place = Place { path: String::new(), base: root, depth: 0 };
     let core = match translator.schema(root, &place)? {
@@ -138,10 +140,34 @@ struct Translator<'a> {
     work: Cell<usize>,
     /// Of all expressions together.
     weight: usize,
-    /// Up to draft 7, what stands beside a `$ref` is ignored.
-    ref_stands_alone: bool,
+    /// Bytes of names and values that may still be written.
+    room: usize,
+    draft: Draft,
     /// Every `multipleOf`, as an integer and a power of ten below it.
     divisors: Vec<(u64, u32)>,
+}
+
+/// Drafts that give a keyword another meaning, in their order.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+enum Draft {
+    /// Up to 7: what stands beside a `$ref` is ignored, and `minContains` and `maxContains` are unknown.
+    Seven,
+    /// 2019-09: `prefixItems` is unknown.
+    Of2019,
+    Of2020,
+}
+
+impl Draft {
+    fn of(root: &Value) -> Draft {
+        let uri = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
+        if ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|draft| uri.contains(draft)) {
+            Draft::Seven
+        } else if uri.contains("2019-09") {
+            Draft::Of2019
+        } else {
+            Draft::Of2020
+        }
+    }
 }
 
 /// The core of one schema's parts: its own assertions, and the schemas beside them that must hold as well.
@@ -200,8 +226,9 @@ impl<'a> Translator<'a> {
             Value::Object(members) => members,
             _ => return Err(place.refuse(Kind::Invalid, "a schema is an object or a boolean")),
         };
+        self.takes(own_bytes(members), place)?;
         let place = &self.document.enter(schema, place);
-        if self.ref_stands_alone
+        if self.draft == Draft::Seven
             && let Some(reference) = members.get("$ref")
         {
             return self.reference("$ref", reference, &place.member("$ref"));
@@ -214,8 +241,8 @@ impl<'a> Translator<'a> {
                 if values.is_empty() {
                     return Ok(Value::Bool(false));
                 }
-                values.iter().try_for_each(|value| constant(value, place))?;
-                return Ok(json!({"enum": values}));
+                self.takes(values.iter().map(logic::size).sum(), place)?;
+                return Ok(json!({"enum": written(&values, place)?}));
             }
         }
         let mut parts = Parts { has_properties: members.contains_key("properties"), ..Parts::default() };
@@ -233,11 +260,10 @@ impl<'a> Translator<'a> {
                         return Err(here().refuse(Kind::Unsatisfiable, "`enum` is empty"));
                     }
                     self.nodes += options.len() / 8;
-                    options.iter().try_for_each(|option| constant(option, &here()))?;
-                    parts.own.insert(key.clone(), value.clone());
+                    parts.own.insert(key.clone(), written(options, &here())?.into());
                 }
                 "const" => {
-                    constant(value, &here())?;
+                    written(std::slice::from_ref(value), &here())?;
                     parts.own.insert(key.clone(), value.clone());
                 }
                 "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
@@ -254,7 +280,10 @@ impl<'a> Translator<'a> {
                     parts.after.push(far);
                     parts.own.insert(key.clone(), value.clone());
                 }
-                "minLength" | "maxLength" => {
+                "minLength" => {
+                    parts.own.insert(key.clone(), least(value, &here())?.into());
+                }
+                "maxLength" => {
                     if let Some(length) = count(value, &here())? {
                         parts.own.insert(key.clone(), length.into());
                     }
@@ -344,6 +373,24 @@ impl<'a> Translator<'a> {
         Ok(())
     }
 
+    /// Takes the bytes of what is written, from those that are left for the core.
+    fn takes(&mut self, bytes: usize, place: &Place<'a>) -> Result<()> {
+        if bytes > self.room {
+            let most = MOST_COPIED >> 20;
+            return Err(place.refuse(
+                Kind::TooLarge,
+                format!(
+                    "the schema has texts and values in so many places that they take more than {most} MiB"
+                ),
+            ));
+        }
+        self.room -= bytes;
+        if !self.is_in_time(bytes) {
+            self.stop.check(self.limits)?;
+        }
+        Ok(())
+    }
+
     fn add_weight(&mut self, weight: usize, place: &Place<'a>) -> Result<()> {
         self.weight = self.weight.saturating_add(weight);
         pattern::check_weight(self.weight).map_err(|_| {
@@ -354,7 +401,7 @@ impl<'a> Translator<'a> {
     /// An expression that may match anywhere, as some that must all match.
     fn expressions(&mut self, text: &str, place: &Place<'a>) -> Result<Vec<String>> {
         let refused = |reason| place.refuse(Kind::Unsupported, reason);
-        let expressions = pattern::from_ecma(text).map_err(refused)?;
+        let expressions = pattern::from_ecma(text, Strings::OfJson).map_err(refused)?;
         // Each is read again by llguidance.
         let weight: usize =
             expressions.iter().map(|expression| pattern::weight(expression, Cases::Own)).sum();
@@ -449,14 +496,74 @@ fn types(value: &Value, place: &Place<'_>) -> Result<Value> {
     Ok(if let [one] = kept[..] { one.into() } else { kept.into() })
 }
 
+/// What a value is that is to be a count.
+pub(crate) enum Count {
+    Of(u64),
+    /// So large that nothing reaches it.
+    Endless,
+    Invalid,
+}
+
+impl Count {
+    pub(crate) fn read(value: &Value) -> Count {
+        let whole = value.as_u64().or_else(|| {
+            let float = value.as_f64().filter(|float| *float >= 0.0 && float.fract() == 0.0)?;
+            Some(float as u64)
+        });
+        match whole {
+            None => Count::Invalid,
+            Some(count) if count < u64::from(u32::MAX / 2) => Count::Of(count),
+            Some(_) => Count::Endless,
+        }
+    }
+}
+
 /// A count that is not negative; None for one so large that nothing reaches it.
 fn count(value: &Value, place: &Place<'_>) -> Result<Option<u64>> {
-    let count = value.as_u64().or_else(|| {
-        let float = value.as_f64().filter(|float| *float >= 0.0 && float.fract() == 0.0)?;
-        Some(float as u64)
-    });
-    let count = count.ok_or_else(|| invalid(place, "an integer that is not negative"))?;
-    Ok((count < u64::from(u32::MAX / 2)).then_some(count))
+    match Count::read(value) {
+        Count::Of(count) => Ok(Some(count)),
+        Count::Endless => Ok(None),
+        Count::Invalid => Err(invalid(place, "an integer that is not negative")),
+    }
+}
+
+/// A count that has to be reached.
+fn least(value: &Value, place: &Place<'_>) -> Result<u64> {
+    count(value, place)?.ok_or_else(|| place.refuse(Kind::Unsatisfiable, "nothing is so long"))
+}
+
+/// The listed values that a text can have: llguidance leaves a control character out of a text, but for those that have an escape of
+/// their own.
+fn written(values: &[Value], place: &Place<'_>) -> Result<Vec<Value>> {
+    values.iter().try_for_each(|value| constant(value, place))?;
+    let written: Vec<Value> = values.iter().filter(|value| can_be_written(value)).cloned().collect();
+    if written.is_empty() {
+        return Err(place.refuse(Kind::Unsatisfiable, "its control characters cannot be written"));
+    }
+    Ok(written)
+}
+
+/// Names of properties have every character.
+fn can_be_written(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.chars().all(pattern::can_be_written),
+        Value::Array(items) => items.iter().all(can_be_written),
+        Value::Object(members) => members.values().all(can_be_written),
+        _ => true,
+    }
+}
+
+/// The bytes of a schema's own values and names, about, which its core has too.
+fn own_bytes(members: &Map<String, Value>) -> usize {
+    let of = |(key, value): (&String, &Value)| match (key.as_str(), value) {
+        ("const" | "enum" | "required" | "dependentRequired" | "dependencies", value) => logic::size(value),
+        ("pattern", Value::String(text)) => text.len(),
+        ("properties" | "patternProperties" | "dependentSchemas", Value::Object(named)) => {
+            named.keys().map(String::len).sum()
+        }
+        _ => 0,
+    };
+    members.iter().map(of).sum()
 }
 
 /// Refuses a number within a constant that an f64 would change.
@@ -604,6 +711,41 @@ mod tests {
         };
         assert!(core(&nested(3)).is_ok());
         assert_eq!(core(&nested(30)).unwrap_err().kind, Kind::TooLarge);
+    }
+
+    /// Whatever is written in several places, or once for each place that refers to it.
+    #[test]
+    fn what_is_written_again_counts_with_its_texts() {
+        let long = |letter: &str| letter.repeat(100_000);
+        let everywhere = |schema: &Value| {
+            let all: Value = (0..400).map(|at| (format!("p{at}"), schema.clone())).collect();
+            json!({"type": "object", "properties": all, "required": ["p0"], "$defs": {
+                "value": {"const": long("x")}, "names": {"enum": [long("x")]},
+                "object": {"type": "object", "properties": {long("x"): {}}},
+            }})
+        };
+        let names: Value =
+            ["a", "b", "c", "d", "e", "f"].map(|name| (long(name), json!({}))).into_iter().collect();
+        let contained = (0..4).fold(json!({"const": long("x")}), |inner, _| json!({"contains": inner}));
+        let kinds = ["null", "boolean", "integer", "string", "array"];
+        for (schema, is_refused) in [
+            (contained, true),
+            (json!({"contains": {"const": "x".repeat(1_000_000)}}), false),
+            (json!({"items": {"enum": (["a", "b", "c", "d"].map(long))}, "uniqueItems": true}), true),
+            (json!({"items": {"enum": (["a", "b"].map(long))}, "uniqueItems": true}), false),
+            (json!({"properties": names, "minProperties": 3, "additionalProperties": false}), true),
+            (everywhere(&json!({"$ref": "#/$defs/value", "not": {"const": 1}})), true),
+            (everywhere(&json!({"$ref": "#/$defs/object", "unevaluatedProperties": false})), true),
+            (everywhere(&json!({"propertyNames": {"$ref": "#/$defs/names"}})), true),
+            (everywhere(&json!({"$ref": "#/$defs/value"})), false),
+            (json!({"type": kinds, "enum": vec![0; 400_000], "const": long("x")}), false),
+        ] {
+            let patient = Stop::begin(Cancel::new(), Duration::from_secs(600));
+            let limits = Limits { schema_nodes: 1_000_000, ..Limits::default() };
+            let told = to_core(&schema, &limits, &patient).err().map(|error| error.kind);
+            let start: String = schema.to_string().chars().take(200).collect();
+            assert_eq!(told, is_refused.then_some(Kind::TooLarge), "{start}");
+        }
     }
 
     #[test]

@@ -5,8 +5,12 @@ use std::collections::HashSet;
 use llguidance::derivre::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
-use super::{Parts, Place, Result, Translator, any_of, count, invalid};
-use crate::{error::Kind, pattern};
+use super::logic::{SILENT, size};
+use super::{Parts, Place, Result, Translator, any_of, count, invalid, least};
+use crate::{
+    error::Kind,
+    pattern::{self, Strings},
+};
 
 /// Which optional properties are there is written out for at most so many combinations.
 const MOST_COMBINATIONS: usize = 64;
@@ -60,10 +64,13 @@ impl<'a> Translator<'a> {
         for name in std::mem::take(&mut object.excluded) {
             object.properties.insert(name, Value::Bool(false));
         }
-        let bound = |key: &str| members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)));
-        let (least, most) = (bound("minProperties")?, bound("maxProperties")?);
-        let counts =
-            self.counts(&object, least.unwrap_or(0) as usize, most.map(|most| most as usize), place)?;
+        let fewest = members
+            .get("minProperties")
+            .map_or(Ok(0), |value| least(value, &place.member("minProperties")))?;
+        let most = members
+            .get("maxProperties")
+            .map_or(Ok(None), |value| count(value, &place.member("maxProperties")))?;
+        let counts = self.counts(&object, fewest as usize, most.map(|most| most as usize), place)?;
 
         self.check_optional(&object, place)?;
         if members.contains_key("properties") || !object.properties.is_empty() {
@@ -207,6 +214,7 @@ impl<'a> Translator<'a> {
             return Ok(Some(core));
         }
         all.extend(own.into_iter().flatten().map(|(name, _)| (name.clone(), Value::Bool(true))));
+        self.takes(all.keys().map(String::len).sum(), &here)?;
         let mut closed = json!({"properties": all, "additionalProperties": core});
         if let Some(patterns) = members.get("patternProperties").and_then(Value::as_object) {
             let open: Result<Map<String, Value>> = patterns
@@ -259,6 +267,7 @@ impl<'a> Translator<'a> {
             }
         }
         let mut within = |schema: &Value, place: &Place<'a>| {
+            let schema = self.meant(schema);
             schema.as_object().is_none_or(|members| self.evaluated(members, names, place, depth + 1))
         };
         let parts = members.get("allOf").and_then(Value::as_array);
@@ -277,25 +286,32 @@ impl<'a> Translator<'a> {
     /// `propertyNames` as a pattern for the names that are not in `properties`.
     fn property_names(&mut self, named: &Value, object: &mut Object, place: &Place<'a>) -> Result<()> {
         let refused = |why: &str| place.refuse(Kind::Unsupported, format!("`propertyNames`: {why}"));
-        let mut named = named.clone();
+        let mut named = self.meant(named).into_owned();
         let mut base = place.clone();
         for _ in 0..16 {
             let Some(reference) = named.get("$ref").and_then(Value::as_str) else { break };
+            let beside = |key: &String| key != "$ref" && !SILENT.contains(&key.as_str());
+            if named.as_object().is_some_and(|members| members.keys().any(beside)) {
+                return Err(refused("`$ref` beside other keywords is not supported here"));
+            }
             let target = self.document.resolve(reference, &base)?;
             base.base = target.base;
-            named = target.value.clone();
+            named = self.meant(target.value).into_owned();
         }
         let mut expressions = Vec::new();
         match &named {
             Value::Bool(true) => return Ok(()),
             Value::Bool(false) => expressions.push("^[^\\x00-\\u{10FFFF}]$".to_owned()),
             Value::Object(members) => {
-                let length =
-                    |key: &str| members.get(key).map_or(Ok(None), |value| count(value, &place.member(key)));
-                let (least, most) = (length("minLength")?, length("maxLength")?);
-                if least.is_some() || most.is_some() {
+                let fewest = members
+                    .get("minLength")
+                    .map_or(Ok(0), |value| least(value, &place.member("minLength")))?;
+                let most = members
+                    .get("maxLength")
+                    .map_or(Ok(None), |value| count(value, &place.member("maxLength")))?;
+                if fewest > 0 || most.is_some() {
                     let most = most.map_or(String::new(), |most| most.to_string());
-                    expressions.push(format!(r"^[\x00-\u{{10FFFF}}]{{{},{most}}}$", least.unwrap_or(0)));
+                    expressions.push(format!(r"^[\x00-\u{{10FFFF}}]{{{fewest},{most}}}$"));
                 }
                 for (key, value) in members {
                     match (key.as_str(), value) {
@@ -305,14 +321,15 @@ impl<'a> Translator<'a> {
                                 .extend(super::format::expression(name).map(|text| format!("^(?:{text})$")));
                         }
                         ("enum", Value::Array(options)) => {
-                            let texts = options.iter().filter_map(Value::as_str).map(pattern::literal_text);
+                            let texts = options.iter().filter_map(Value::as_str).map(pattern::text_of_json);
                             expressions.push(format!("^(?:{})$", texts.collect::<Vec<_>>().join("|")));
                         }
                         ("const", Value::String(text)) => {
-                            expressions.push(format!("^{}$", pattern::literal_text(text)))
+                            expressions.push(format!("^{}$", pattern::text_of_json(text)))
                         }
                         ("type", Value::String(kind)) if kind == "string" => {}
                         ("not", not) => {
+                            self.takes(size(not), place)?;
                             let texts = listed_texts(not).ok_or_else(|| {
                                 refused("`not` is only supported of `enum` and `const` here")
                             })?;
@@ -339,6 +356,7 @@ impl<'a> Translator<'a> {
         if !object.patterns.is_empty() {
             return Err(refused("not supported beside `patternProperties`"));
         }
+        self.takes(expression.len(), place)?;
         let too_complex = || refused("the pattern is too complex");
         let mut matcher = NamePattern::new(expression).ok_or_else(too_complex)?;
         for (name, core) in &mut object.properties {
@@ -355,7 +373,7 @@ impl<'a> Translator<'a> {
     /// How `minProperties` and `maxProperties` are met. llguidance takes them where every named property is required;
     /// else the combinations of the optional ones are written out.
     fn counts(
-        &self,
+        &mut self,
         object: &Object,
         least: usize,
         most: Option<usize>,
@@ -386,16 +404,18 @@ impl<'a> Translator<'a> {
             };
         }
         if most.is_none() && least == required.len() + 1 && optional.len() <= MOST_ALTERNATIVES {
-            let mut options: Vec<Value> = (0..optional.len())
-                .map(|first| {
-                    let absent: Map<String, Value> =
-                        optional[..first].iter().map(|name| (name.to_string(), Value::Bool(false))).collect();
-                    json!({"type": "object", "properties": absent, "required": [optional[first]]})
-                })
-                .collect();
+            let absent = |names: &[&str]| -> Map<String, Value> {
+                names.iter().map(|name| (name.to_string(), Value::Bool(false))).collect()
+            };
+            let mut options = Vec::new();
+            for first in 0..optional.len() {
+                self.takes(bytes_of(&optional[..=first]), place)?;
+                let absent = absent(&optional[..first]);
+                options.push(json!({"type": "object", "properties": absent, "required": [optional[first]]}));
+            }
             if open {
-                let absent: Map<String, Value> =
-                    optional.iter().map(|name| (name.to_string(), Value::Bool(false))).collect();
+                self.takes(bytes_of(&optional), place)?;
+                let absent = absent(&optional);
                 options.push(json!({"type": "object", "properties": absent, "minProperties": least}));
             }
             return Ok(Counts::Written(options));
@@ -415,6 +435,7 @@ impl<'a> Translator<'a> {
             if most.is_some_and(|most| named > most) || beyond(named) > usize::from(open) {
                 continue;
             }
+            self.takes(bytes_of(&optional), place)?;
             let is_present = |index: &usize| present >> index & 1 == 1;
             let there: Vec<&str> =
                 (0..optional.len()).filter(is_present).map(|index| optional[index]).collect();
@@ -453,7 +474,7 @@ impl<'a> Translator<'a> {
             if !self.works(WORK_OF_PATTERN + pattern.len()) {
                 return false;
             }
-            let conjuncts = pattern::from_ecma(pattern).unwrap_or_default();
+            let conjuncts = pattern::from_ecma(pattern, Strings::OfJson).unwrap_or_default();
             conjuncts.iter().any(|conjunct| {
                 let Some(mut conjunct) = NamePattern::new(conjunct) else { return false };
                 conjunct.matches(name, || self.works(WORK_OF_MATCH)) == Some(false)
@@ -505,6 +526,11 @@ impl<'a> Translator<'a> {
 enum Counts {
     Kept { least: usize, most: Option<usize> },
     Written(Vec<Value>),
+}
+
+/// The bytes of names as an object has them, about.
+fn bytes_of(names: &[&str]) -> usize {
+    names.iter().map(|name| name.len() + size_of::<Value>()).sum()
 }
 
 /// A list of names, as `required` has it.

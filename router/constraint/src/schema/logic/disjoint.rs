@@ -52,6 +52,8 @@ impl<'a> Translator<'a> {
         if *one.0 == Value::Bool(false) || *other.0 == Value::Bool(false) {
             return true;
         }
+        let (mine, theirs) = (self.meant(one.0), self.meant(other.0));
+        let (one, other) = ((mine.as_ref(), one.1), (theirs.as_ref(), other.1));
         let empty = Map::new();
         let (first, second) = (one.0.as_object().unwrap_or(&empty), other.0.as_object().unwrap_or(&empty));
         if !self.works(breadth(first) + breadth(second)) {

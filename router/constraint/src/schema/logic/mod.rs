@@ -8,9 +8,11 @@ mod disjoint;
 mod opposite;
 mod values;
 
-use serde_json::{Map, Value};
+use std::borrow::Cow;
 
-use super::{Place, Translator};
+use serde_json::{Map, Value, json};
+
+use super::{Draft, Place, Translator};
 
 /// References and schemas within schemas are followed so far.
 const DEPTH: usize = 24;
@@ -26,7 +28,7 @@ pub(super) const WORK: usize = 1024 * WORK_OF_STEP;
 /// The kinds of values that are told apart; an integer is a number.
 pub(super) const KINDS: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 /// Keywords that assert nothing by themselves, or are read together with another one.
-const SILENT: [&str; 26] = [
+pub(super) const SILENT: [&str; 26] = [
     "$schema",
     "$id",
     "id",
@@ -56,6 +58,14 @@ const SILENT: [&str; 26] = [
 ];
 
 impl<'a> Translator<'a> {
+    /// The schema as the draft has it: up to draft 7 a `$ref` is all that there is of it.
+    pub(super) fn meant<'v>(&self, schema: &'v Value) -> Cow<'v, Value> {
+        match schema.as_object().and_then(|members| members.get("$ref")) {
+            Some(reference) if self.draft == Draft::Seven => Cow::Owned(json!({"$ref": reference})),
+            _ => Cow::Borrowed(schema),
+        }
+    }
+
     /// Takes one of the steps that are left. False: none was left.
     pub(super) fn step(&self) -> bool {
         self.steps(1) && self.works(WORK_OF_STEP)
@@ -100,7 +110,7 @@ fn breadth(members: &Map<String, Value>) -> usize {
 }
 
 /// The bytes of a value, about.
-fn size(value: &Value) -> usize {
+pub(super) fn size(value: &Value) -> usize {
     let within = match value {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(size).sum(),

@@ -79,7 +79,8 @@ impl<'a> Translator<'a> {
 
     fn opposite(&self, schema: &Value, place: &Place<'a>, depth: usize) -> Opposite {
         let mut found = Opposite::default();
-        let members = match schema {
+        let schema = self.meant(schema);
+        let members = match schema.as_ref() {
             Value::Bool(accepts) => return Opposite::of_bool(*accepts),
             Value::Object(members) if depth <= DEPTH && self.step() && self.works(breadth(members)) => {
                 members

@@ -25,6 +25,7 @@ impl<'a> Translator<'a> {
     }
 
     fn values_within(&self, schema: &Value, base: &'a Value, depth: usize) -> Option<Vec<Value>> {
+        let schema = self.meant(schema);
         let members = schema.as_object().filter(|_| depth < DEPTH && self.step())?;
         if let Some(values) = values_of(members) {
             return Some(values.into_iter().cloned().collect());
@@ -44,7 +45,8 @@ impl<'a> Translator<'a> {
         base: &'a Value,
         depth: usize,
     ) -> Option<bool> {
-        let members = match schema {
+        let schema = self.meant(schema);
+        let members = match schema.as_ref() {
             Value::Bool(accepts) => return Some(*accepts),
             Value::Object(members) if depth < DEPTH && self.step() && self.works(breadth(members)) => members,
             _ => return None,
@@ -60,14 +62,17 @@ impl<'a> Translator<'a> {
                 ("enum", _) => {
                     assertion.as_array().is_none_or(|values| values.iter().any(|other| same(value, other)))
                 }
-                ("type" | "minLength" | "maxLength" | "required", _) => {
-                    let alone: Map<String, Value> = [(key.clone(), assertion.clone())].into_iter().collect();
-                    if key == "type" && value.is_number() && type_names(assertion)?.contains(&"integer") {
-                        value.as_f64()?.fract() == 0.0 || type_names(assertion)?.contains(&"number")
-                    } else {
-                        !is_refused(value, &alone)
-                    }
+                ("minLength", Value::String(text)) => text.chars().count() as u64 >= assertion.as_u64()?,
+                ("maxLength", Value::String(text)) => text.chars().count() as u64 <= assertion.as_u64()?,
+                ("type", _) => {
+                    let names = type_names(assertion)?;
+                    names.contains(&kind_of(value))
+                        || names.contains(&"integer")
+                            && value.as_f64().is_some_and(|float| float.fract() == 0.0)
                 }
+                ("required", Value::Object(own)) => assertion.as_array().is_none_or(|names| {
+                    names.iter().filter_map(Value::as_str).all(|name| own.contains_key(name))
+                }),
                 ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", Value::Number(number)) => {
                     let number = number.as_f64()?;
                     let lower = key.ends_with("inimum");
@@ -199,37 +204,6 @@ pub(super) fn same(one: &Value, other: &Value) -> bool {
                 && one.iter().all(|(key, value)| other.get(key).is_some_and(|other| same(value, other)))
         }
         _ => one == other,
-    }
-}
-
-/// Whether a schema's simple keywords refuse a value.
-pub(super) fn is_refused(value: &Value, members: &Map<String, Value>) -> bool {
-    if !kinds_of(members).contains(kind_of(value)) {
-        return true;
-    }
-    if values_of(members).is_some_and(|values| !values.iter().any(|other| same(value, other))) {
-        return true;
-    }
-    let count = |key: &str| members.get(key).and_then(Value::as_u64);
-    match value {
-        Value::Number(number) => {
-            let (low, high) = range_of(members);
-            let is_integer =
-                members.get("type").and_then(type_names).is_some_and(|names| names == ["integer"]);
-            number
-                .as_f64()
-                .is_some_and(|float| float < low || float > high || is_integer && float.fract() != 0.0)
-        }
-        Value::String(text) => {
-            let length = text.chars().count() as u64;
-            count("minLength").is_some_and(|least| length < least)
-                || count("maxLength").is_some_and(|most| length > most)
-        }
-        Value::Object(own) => members
-            .get("required")
-            .and_then(Value::as_array)
-            .is_some_and(|names| names.iter().filter_map(Value::as_str).any(|name| !own.contains_key(name))),
-        _ => false,
     }
 }
 
