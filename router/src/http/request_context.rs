@@ -456,20 +456,28 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
     }
 }
 
-/// The headers of an answer that is sent at its end: where the time went, summed over its sequences.
-pub fn totals<'a>(headers: &mut HeaderMap, all: impl IntoIterator<Item = &'a Done>) {
+/// The headers of an answer that is sent at its end: where the time went, summed over its sequences. `prompts` are the
+/// answers to each prompt, whose own tokens count once.
+pub fn totals<'a, A>(headers: &mut HeaderMap, prompts: impl IntoIterator<Item = A>)
+where
+    A: IntoIterator<Item = &'a Done>,
+{
     let (mut compute, mut total, mut validation, mut queue, mut inference) = (0.0, 0, 0, 0, 0);
     let (mut per_token, mut prompt, mut generated) = (0, 0, 0);
-    for done in all {
-        let timings = &done.timings;
-        compute += timings.total.as_secs_f64();
-        total += timings.total.as_millis() as u64;
-        validation += timings.validation.as_millis() as u64;
-        queue += timings.queue.as_millis() as u64;
-        inference += timings.inference.as_millis() as u64;
-        per_token += (timings.inference / done.generated_tokens.max(1)).as_millis() as u64;
-        prompt += u64::from(done.prompt_tokens);
-        generated += u64::from(done.generated_tokens);
+    for answers in prompts {
+        let mut own = 0;
+        for done in answers {
+            let timings = &done.timings;
+            compute += timings.total.as_secs_f64();
+            total += timings.total.as_millis() as u64;
+            validation += timings.validation.as_millis() as u64;
+            queue += timings.queue.as_millis() as u64;
+            inference += timings.inference.as_millis() as u64;
+            per_token += (timings.inference / done.generated_tokens.max(1)).as_millis() as u64;
+            own = u64::from(done.prompt_tokens);
+            generated += u64::from(done.generated_tokens);
+        }
+        prompt += own;
     }
     let seconds = HeaderValue::from_str(&format!("{compute}")).expect("digits and a point");
     headers.insert("x-compute-time", seconds);

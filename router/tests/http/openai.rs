@@ -105,7 +105,9 @@ async fn n_answers_have_seeds_that_follow_each_other() {
         merge(&mut body, more);
         body
     };
-    let both = served.post("/v1/chat/completions", request(json!({"n": 2, "seed": 10}))).await.good();
+    let answer = served.post("/v1/chat/completions", request(json!({"n": 2, "seed": 10}))).await;
+    assert_eq!((answer.header("x-prompt-tokens"), answer.header("x-generated-tokens")), ("20", "60"));
+    let both = answer.good();
     let second = served.post("/v1/chat/completions", request(json!({"seed": 11}))).await.good();
     let choices = both["choices"].as_array().expect("a list");
     assert_eq!(choices.len(), 2);
@@ -321,3 +323,43 @@ async fn the_served_model_is_listed() {
     let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
     assert_eq!(body, json!({"object": "list", "data": [model]}));
 }
+#[tokio::test]
+async fn what_an_answer_finds_of_another_to_the_same_prompt_was_not_cached() {
+    let served = Served::default().await;
+    let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].clone();
+    let asked = |prompt: char, more: Value| {
+        let prompt = prompt.to_string().repeat(100);
+        let mut body = json!({"prompt": prompt, "max_tokens": 3, "temperature": 1, "seed": 1});
+        merge(&mut body, more);
+        body
+    };
+    let answer = served.post("/v1/completions", asked('a', json!({"n": 2}))).await;
+    assert_eq!(cached(&answer.good()["usage"]), 0);
+    let stream = json!({"n": 2, "stream": true, "stream_options": {"include_usage": true}});
+    let chunks = served.events("/v1/completions", asked('b', stream)).await;
+    assert_eq!(cached(&chunks.last().expect("chunks")["usage"]), 0);
+    let chat = json!({"messages": [{"role": "user", "content": "c".repeat(100)}], "n": 2, "max_tokens": 3});
+    assert_eq!(cached(&served.post("/v1/chat/completions", chat).await.good()["usage"]), 0);
+}
+
+#[tokio::test]
+async fn headers_count_as_usage_does() {
+    let served = Served::default().await;
+    for (body, counts) in [
+        (json!({"prompt": "hello", "n": 2}), (5, 6)),
+        (json!({"prompt": "hello", "best_of": 2}), (5, 6)),
+        (json!({"prompt": ["hello", "you"], "n": 1, "best_of": 2}), (8, 12)),
+    ] {
+        let mut body = body;
+        merge(&mut body, json!({"max_tokens": 3, "temperature": 1, "ignore_eos": true}));
+        let answer = served.post("/v1/completions", body).await;
+        let usage = &answer.good()["usage"];
+        assert_eq!(
+            (&usage["prompt_tokens"], &usage["completion_tokens"]),
+            (&json!(counts.0), &json!(counts.1))
+        );
+        let header = |name: &str| answer.header(name).parse::<u32>().expect("a number");
+        assert_eq!((header("x-prompt-tokens"), header("x-generated-tokens")), counts);
+    }
+}
+

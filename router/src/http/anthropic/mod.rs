@@ -91,7 +91,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     };
     let mut response = json(&message);
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [done]);
+    totals(response.headers_mut(), [[done]]);
     Ok(response)
 }
 

@@ -246,7 +246,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let mut response =
         json_response(&head.answer(Whole::Whole, &choices, Usage::of(all()), &params.warnings));
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), all());
+    totals(response.headers_mut(), [all()]);
     Ok(response)
 }
 

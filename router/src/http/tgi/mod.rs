@@ -107,7 +107,7 @@ async fn whole(
         Shape::List => json(&[answer]),
     };
     context.head(&mut response, asked.prompt_characters);
-    totals(response.headers_mut(), [done]);
+    totals(response.headers_mut(), [[done]]);
     Ok(response)
 }
 
