@@ -243,8 +243,8 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         finish_reason: reason(done, &read.reader),
     });
     let choices: Vec<_> = choices.collect();
-    let mut response =
-        json_response(&head.answer(Whole::Whole, &choices, Usage::of(all()), &params.warnings));
+    let usage = usage(all(), read.iter().map(|read| &read.reader));
+    let mut response = json_response(&head.answer(Whole::Whole, &choices, usage, &params.warnings));
     context.head(&mut response, prompt_characters);
     totals(response.headers_mut(), [all()]);
     Ok(response)
@@ -260,6 +260,15 @@ struct Read {
     /// Their ids.
     calls: Vec<String>,
     reader: Reader,
+fn usage<'a>(
+    answers: impl IntoIterator<Item = &'a Done>,
+    readers: impl Iterator<Item = &'a Reader>,
+) -> Usage {
+    let mut usage = Usage::of(answers);
+    usage.completion_tokens_details.reasoning_tokens = readers.map(Reader::reasoning_tokens).sum();
+    usage
+}
+
 }
 
 impl Read {
@@ -358,7 +367,7 @@ impl ChunkWriter for ChatChunks {
 
     fn end(&mut self, encoder: &mut Encoder) {
         if self.include_usage {
-            let usage = Some(Usage::of(&self.done));
+            let usage = Some(usage(&self.done, self.choices.iter().map(|choice| &choice.reader)));
             encoder.event(&self.head.answer::<_, ChunkChoice, _>(
                 Chunk::Chunk,
                 &[],
