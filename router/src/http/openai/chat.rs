@@ -201,7 +201,7 @@ pub fn no_text(place: Place, kind: &str) -> ApiError {
     ApiError::invalid(place, format!("of type {:?} is not supported yet: only text is", shortened(kind)))
 }
 
-async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     // Parsed, rendered and let go of in one go: the messages take many times the memory of the body.
     let prepared = body::parse_apart(context.server(), body, move |fields, server, client| {

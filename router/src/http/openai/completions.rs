@@ -148,7 +148,7 @@ fn tokens(
         .collect()
 }
 
-async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     let spelling = prompt.clone();
     let (asked, echoes, prompt_characters) = body::parse(context.server(), body, move |fields, server| {
