@@ -64,11 +64,6 @@ impl<'a> Fields<'a> {
         self.given(field.name)
     }
 
-    /// Whether it is there, be it null.
-    pub fn has(&self, field: &Field) -> bool {
-        self.members.contains_key(field.name)
-    }
-
     fn given(&self, name: &str) -> Option<&'a RawValue> {
         self.members.get(name).copied().filter(|raw| raw.get() != "null")
     }

@@ -101,7 +101,7 @@ fn instance_request(
     loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<TextRequest, ApiError> {
-    if instance.has(&request_fields::MESSAGES) {
+    if instance.raw(&request_fields::MESSAGES).is_some() {
         chat::text_request(instance, served, loaded, client)
     } else {
         tgi::text_request(instance)
