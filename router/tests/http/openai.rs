@@ -170,6 +170,29 @@ async fn what_has_no_effect_is_named_in_the_answer() {
 }
 
 #[tokio::test]
+async fn tokens_of_messages_are_counted_with_warnings() {
+    let asked = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        merge(&mut body, more);
+        body
+    };
+    let (path, named) = ("/v1/messages/count_tokens", json!({"zz": 1, "speed": "fast"}));
+    let served = Served::default().await;
+    assert_eq!(served.post(path, asked(json!({}))).await.good(), json!({"input_tokens": 20}));
+    assert_eq!(
+        served.post(path, asked(named.clone())).await.good(),
+        json!({"input_tokens": 20, "warnings": [
+            "`zz` is not a field of this route and has no effect",
+            "`speed` has no effect here: every answer comes as fast as it can",
+        ]})
+    );
+    let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
+    assert_eq!(served.post(path, asked(json!({}))).await.status, 200);
+    let refused = served.post(path, asked(named)).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("zz")));
+}
+
+#[tokio::test]
 async fn several_prompts_are_answered_in_their_order() {
     let served = Served::default().await;
     let request = |prompt: Value| json!({"prompt": prompt, "max_tokens": 10, "temperature": 0});
@@ -317,13 +340,6 @@ async fn the_same_prompt_again_is_found_in_the_cache() {
 }
 
 #[tokio::test]
-async fn the_served_model_is_listed() {
-    let served = Served::default().await;
-    let body = served.get("/v1/models").await.good();
-    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
-    assert_eq!(body, json!({"object": "list", "data": [model]}));
-}
-#[tokio::test]
 async fn what_an_answer_finds_of_another_to_the_same_prompt_was_not_cached() {
     let served = Served::default().await;
     let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].clone();
@@ -363,3 +379,10 @@ async fn headers_count_as_usage_does() {
     }
 }
 
+#[tokio::test]
+async fn the_served_model_is_listed() {
+    let served = Served::default().await;
+    let body = served.get("/v1/models").await.good();
+    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
+    assert_eq!(body, json!({"object": "list", "data": [model]}));
+}
