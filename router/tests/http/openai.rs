@@ -192,6 +192,18 @@ async fn tokens_of_messages_are_counted_with_warnings() {
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("zz")));
 }
 
+/// Which in OpenAI's dialect begins a turn, whoever said the last message.
+#[tokio::test]
+async fn a_response_continues_no_message() {
+    let served = Served::default().await;
+    let said = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}]);
+    let asked = json!({"input": said, "max_output_tokens": 3, "temperature": 0});
+    let response = served.post("/v1/responses", asked).await.good();
+    let chat = json!({"messages": said, "add_generation_prompt": true});
+    let tokens = served.post("/chat_tokenize", chat).await.good()["tokenize_response"].clone();
+    assert_eq!(response["usage"]["input_tokens"], tokens.as_array().map(Vec::len).expect("a list"));
+}
+
 #[tokio::test]
 async fn several_prompts_are_answered_in_their_order() {
     let served = Served::default().await;

@@ -110,7 +110,8 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         top_logprobs = 0;
     }
     let params = GenerationParams { grammar, ..GenerationParams::read(fields, served, warnings)? };
-    let chat = Chat { messages, variables, ..Chat::default() };
+    // An answer is a new item: it begins a turn, whoever said the last message.
+    let chat = Chat { messages, variables, continue_final_message: Some(false), ..Chat::default() };
     let chat = ChatRequest { params, chat, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
     let service_tier = service_tier(fields);
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
