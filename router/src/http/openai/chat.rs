@@ -165,16 +165,26 @@ fn check_calls(message: &Object) -> Result<(), ApiError> {
         if !function["name"].is_string() {
             return Err(ApiError::invalid(at.member("name"), "must be a string"));
         }
-        let arguments = &function["arguments"];
+        let name = if function["arguments"].is_null() { TGI_ARGUMENTS } else { "arguments" };
+        let arguments = &function[name];
         if !(arguments.is_string() || arguments.is_object() || arguments.is_null()) {
-            return Err(ApiError::invalid(at.member("arguments"), "must be a string or an object"));
+            return Err(ApiError::invalid(at.member(name), "must be a string or an object"));
         }
     }
     Ok(())
 }
 
-/// An earlier call of a custom tool, as the call of a function that templates know.
+/// TGI's other name for the arguments of a call.
+const TGI_ARGUMENTS: &str = "parameters";
+
+/// An earlier call as that of a function with `arguments`, as templates know it.
 fn as_function(call: &mut Value) {
+    if let Some(function) = call.get_mut("function").and_then(Value::as_object_mut)
+        && function.get("arguments").is_none_or(Value::is_null)
+        && let Some(arguments) = function.remove(TGI_ARGUMENTS)
+    {
+        function.insert("arguments".to_owned(), arguments);
+    }
     if call["type"] == "custom" {
         let Value::Object(custom) = call["custom"].take() else { return };
         let arguments = json!({"input": custom.get("input")});
@@ -250,6 +260,15 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     Ok(response)
 }
 
+fn usage<'a>(
+    answers: impl IntoIterator<Item = &'a Done>,
+    readers: impl Iterator<Item = &'a Reader>,
+) -> Usage {
+    let mut usage = Usage::of(answers);
+    usage.completion_tokens_details.reasoning_tokens = readers.map(Reader::reasoning_tokens).sum();
+    usage
+}
+
 fn reason(done: &Done, reader: &Reader) -> Reason {
     if reader.calls(done.finish_reason) { Reason::ToolCalls } else { done.finish_reason.into() }
 }
@@ -260,15 +279,6 @@ struct Read {
     /// Their ids.
     calls: Vec<String>,
     reader: Reader,
-fn usage<'a>(
-    answers: impl IntoIterator<Item = &'a Done>,
-    readers: impl Iterator<Item = &'a Reader>,
-) -> Usage {
-    let mut usage = Usage::of(answers);
-    usage.completion_tokens_details.reasoning_tokens = readers.map(Reader::reasoning_tokens).sum();
-    usage
-}
-
 }
 
 impl Read {
