@@ -343,7 +343,10 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = fields.tree(&request_fields::SYSTEM)? {
         let system = Texts::read(&request_fields::SYSTEM.name.into(), &system)?.joined();
-        messages.push(json!({"role": "system", "content": system}));
+        // Templates refuse or replace a system message that says nothing.
+        if !system.is_empty() {
+            messages.push(json!({"role": "system", "content": system}));
+        }
     }
     let given = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
     let place = Place::from(request_fields::MESSAGES.name);
@@ -587,6 +590,14 @@ mod tests {
             (json!({"output_config": {"effort": "low"}, "output_format": format}), "output_format"),
             (json!({"output_config": {"format": null}, "output_format": format}), "output_format"),
         ] {
+    #[test]
+    fn a_system_text_that_says_nothing_is_no_message() {
+        for system in [json!(""), json!([]), json!([{"type": "text", "text": ""}]), json!(null)] {
+            let chat = parsed(json!({"system": system})).expect("valid").chat;
+            assert_eq!(chat.messages, [json!({"role": "user", "content": "Hi"})]);
+        }
+    }
+
             let asked = parsed(more).expect("valid").params.grammar.expect("a grammar");
             assert_eq!(asked.field, field);
         }
