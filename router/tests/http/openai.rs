@@ -170,6 +170,15 @@ async fn what_has_no_effect_is_named_in_the_answer() {
 }
 
 #[tokio::test]
+async fn what_asks_for_what_is_done_is_named_in_no_warning() {
+    let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
+    served.post("/v1/chat/completions", chat(json!({"store": false, "metadata": {}}))).await.good();
+    for more in [json!({"store": true}), json!({"metadata": {"a": "b"}}), json!({"metadata": 5})] {
+        assert_eq!(served.post("/v1/chat/completions", chat(more)).await.status, 422);
+    }
+}
+
+#[tokio::test]
 async fn tokens_of_messages_are_counted_with_warnings() {
     let asked = |more: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});

@@ -6,8 +6,8 @@ use penstock_core::generation::{GenerationRequest, Input, StopText};
 use penstock_core::scheduler::Priority;
 use penstock_core::scheduler::Sampling;
 use penstock_proto::ids::TokenId;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::http::constraints::{self, Asked};
 use crate::http::error::ApiError;
@@ -49,7 +49,9 @@ impl GenerationParams {
         refuse_what_is_missing(fields)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
-            warnings.no_effect(name, "here");
+            if fields.value(name).is_none_or(|value| value != false && value != json!({})) {
+                warnings.no_effect(name, "here");
+            }
         }
         let known =
             known.iter().map(|field| field.name).chain(request_fields::WITHOUT_EFFECT.iter().copied());
