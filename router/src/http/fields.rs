@@ -31,6 +31,7 @@ impl<'a> Fields<'a> {
         };
         match Self::members(raw) {
             Some(members) => Self::unique(members, limits),
+            None if is_object(raw) => Err(ApiError::new(Cause::Validation, format!("the body {NO_NAME}"))),
             None => Err(ApiError::new(Cause::Validation, "the body must be a JSON object")),
         }
     }
@@ -62,11 +63,6 @@ impl<'a> Fields<'a> {
     /// The text of a field; `None` when it is absent or null.
     pub fn raw(&self, field: &Field) -> Option<&'a RawValue> {
         self.given(field.name)
-    }
-
-    /// Whether it is there, be it null.
-    pub fn has(&self, field: &Field) -> bool {
-        self.members.contains_key(field.name)
     }
 
     fn given(&self, name: &str) -> Option<&'a RawValue> {
@@ -198,8 +194,11 @@ impl<'a> Fields<'a> {
     /// An object, to be read field by field.
     pub fn object(&self, field: &Field) -> Result<Option<Fields<'a>>, ApiError> {
         let Some(raw) = self.raw(field) else { return Ok(None) };
-        let members = Self::members(raw).ok_or_else(|| self.wrong(field, raw))?;
-        Self::unique(members, self.limits).map(Some)
+        let members = Self::members(raw).ok_or_else(|| match is_object(raw) {
+            true => ApiError::invalid(field.name, NO_NAME),
+            false => self.wrong(field, raw),
+        })?;
+        Self::unique(members, self.limits).map_err(|error| error.of_member(field.name)).map(Some)
     }
 
     /// The entries of a list, at most as many as the table says, each to be read by `entry`.
@@ -218,7 +217,10 @@ impl<'a> Fields<'a> {
     /// An entry of `field`'s list that is an object, to be read field by field.
     pub fn entry(&self, field: &Field, index: usize, raw: &'a RawValue) -> Result<Fields<'a>, ApiError> {
         let place = Place::from(field.name).entry(index);
-        let members = Self::members(raw).ok_or_else(|| ApiError::invalid(&place, "must be an object"))?;
+        let members = Self::members(raw).ok_or_else(|| {
+            let predicate = if is_object(raw) { NO_NAME } else { "must be an object" };
+            ApiError::invalid(&place, predicate)
+        })?;
         Self::unique(members, self.limits).map_err(|error| error.within(place))
     }
 
@@ -269,6 +271,14 @@ impl<'a> Fields<'a> {
         ApiError::invalid(name, format!("must have at most {limit} entries")).given(given.to_string())
     }
 }
+
+/// Whether what is JSON is an object, be its members unreadable.
+fn is_object(raw: &RawValue) -> bool {
+    raw.get().starts_with('{')
+}
+
+/// What an object has that is JSON and cannot be read.
+const NO_NAME: &str = "has a name that is not valid Unicode";
 
 /// The name of something in a part of the request that is no field of the table.
 pub fn checked_name(place: &Place, name: &str) -> Result<(), ApiError> {
@@ -429,6 +439,25 @@ pub mod tests {
             f.tree(&request_fields::MESSAGES)
         });
         assert_eq!((status, text.as_str()), (422, "`messages` has `role` twice in one object"));
+    }
+
+    #[test]
+    fn what_is_wrong_within_an_object_is_told_of_its_field() {
+        let read = |fields: &Fields| fields.object(&request_fields::STREAM_OPTIONS).map(|_| ());
+        let limits = limits();
+        for (given, says) in [
+            (r#"{"a": 1, "a": 2}"#, "`stream_options.a` is given twice"),
+            (r#"{"\ud800": 1}"#, "`stream_options` has a name that is not valid Unicode"),
+            ("[]", "`stream_options` must be an object. Given: []"),
+        ] {
+            let body = format!("{{\"stream_options\": {given}}}");
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            let error = read(&fields).expect_err("refused");
+            assert_eq!((error.to_string().as_str(), error.param()), (says, Some("stream_options")));
+        }
+        let nothing = |_: &Fields| Ok(());
+        let says = "the body has a name that is not valid Unicode";
+        assert_eq!(refused(r#"{"\ud800": 1}"#, nothing), (422, says.into()));
     }
 
     #[test]

@@ -258,9 +258,9 @@ fn schema(field: &Field, limits: &Limits) -> Value {
             let text = json!({ "type": "string", "minLength": 1 });
             let ids = json!({ "type": "array", "minItems": 1, "items": id });
             let most = limits.most(request_fields::PROMPTS);
-            let several =
-                |item: &Value| json!({ "type": "array", "minItems": 1, "maxItems": most, "items": item });
-            json!({ "oneOf": [text, ids, several(&text), several(&ids)] })
+            let one = json!({ "oneOf": [text, ids] });
+            let several = json!({ "type": "array", "minItems": 1, "maxItems": most, "items": one });
+            json!({ "oneOf": [text, ids, several] })
         }
         _ if field.name == request_fields::LOGIT_BIAS.name => {
             let bias = json!({ "type": "number", "minimum": -request_fields::BIAS, "maximum": request_fields::BIAS });
@@ -355,6 +355,16 @@ mod tests {
         }
         let document = of_server(&limits(), &args(&["--guard-metrics"]));
         assert!(document["paths"]["/metrics"]["get"]["security"].is_array());
+    }
+
+    /// Texts and lists of tokens may stand side by side in a list of prompts.
+    #[test]
+    fn a_list_of_prompts_has_entries_of_both_kinds() {
+        let schema = schema(&request_fields::PROMPT, &limits());
+        let [text, ids, several] = &schema["oneOf"].as_array().expect("one of several")[..] else {
+            panic!("{schema}")
+        };
+        assert_eq!(several["items"], json!({ "oneOf": [text, ids] }));
     }
 
     /// Of a server with keys and all routes.

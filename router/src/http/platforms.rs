@@ -9,6 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{Method, Response, Uri};
 use axum::middleware::{self, Next};
+use bytes::Bytes;
 use penstock_core::blocking::SHORT;
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
@@ -28,23 +29,18 @@ use crate::http::text_request::{TextRequest, generate_texts};
 use crate::http::warnings::Warnings;
 use crate::http::{body, tgi};
 
-/// Goes to the dialect that the body is written in, and is answered as there.
+/// Answered in the dialect that the body is written in.
 pub async fn invocations(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+    RequestContext::answer_in_its_dialect(server, request, Family::Tgi, invoked).await
+}
+
+async fn invoked(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, (ApiError, Family)> {
     #[derive(Deserialize)]
     struct Keys {
         inputs: Option<IgnoredAny>,
         messages: Option<IgnoredAny>,
         prompt: Option<IgnoredAny>,
     }
-    let (head, body) = request.into_parts();
-    let whole = Request::from_parts(head.clone(), body);
-    let body = match body::read(whole, body::BodyLimits::of(&server.config.args)).await {
-        Ok(body) => body,
-        Err(error) => {
-            let request = Request::from_parts(head, Body::empty());
-            return RequestContext::refuse(server, &request, Family::Tgi, &error);
-        }
-    };
     let read = {
         let body = body.clone();
         move || serde_json::from_slice::<Keys>(&body).ok()
@@ -52,23 +48,23 @@ pub async fn invocations(State(server): State<Arc<Server>>, request: Request) ->
     let keys = if body.len() <= SHORT {
         read()
     } else {
-        server.reading.run(body.len(), move |_| read()).await.unwrap_or_default()
+        context.server().reading.run(body.len(), move |_| read()).await.unwrap_or_default()
     };
-    let request = Request::from_parts(head, Body::from(body));
-    match keys {
+    let (answered, family) = match keys {
         Some(Keys { inputs: None, messages: Some(_), .. }) => {
-            chat::chat_completions(State(server), request).await
+            (chat::answer(context, body).await, Family::OpenAi)
         }
         Some(Keys { inputs: None, messages: None, prompt: Some(_) }) => {
-            completions::completions(State(server), request).await
+            (completions::answer(context, body).await, Family::OpenAi)
         }
         Some(Keys { inputs: None, messages: None, prompt: None }) => {
             let message = "one of `inputs`, `messages` and `prompt` is required";
-            RequestContext::refuse(server, &request, Family::Tgi, &ApiError::together("inputs", message))
+            (Err(ApiError::together("inputs", message)), Family::Tgi)
         }
         // What is no JSON object is told so there.
-        _ => tgi::compat(State(server), request).await,
-    }
+        _ => (tgi::compat_answer(context, body).await, Family::Tgi),
+    };
+    answered.map_err(|error| (error, family))
 }
 
 /// All instances run side by side; when one fails, the request fails.
@@ -105,7 +101,7 @@ fn instance_request(
     loaded: &Loaded,
     client: &CancellationToken,
 ) -> Result<TextRequest, ApiError> {
-    if instance.has(&request_fields::MESSAGES) {
+    if instance.raw(&request_fields::MESSAGES).is_some() {
         chat::text_request(instance, served, loaded, client)
     } else {
         tgi::text_request(instance)

@@ -87,35 +87,42 @@ impl RequestContext {
     where
         H: AsyncFnOnce(Arc<Self>, Bytes) -> Result<Response<Body>, ApiError>,
     {
+        Self::answer_in_its_dialect(server, request, family, async |context, body| {
+            handle(context, body).await.map_err(|error| (error, family))
+        })
+        .await
+    }
+
+    /// The same on a route of several dialects, where `handle` says in whose shape its error is; one of before is in `family`'s.
+    pub async fn answer_in_its_dialect<H>(
+        server: Arc<Server>,
+        request: Request,
+        family: Family,
+        handle: H,
+    ) -> Response<Body>
+    where
+        H: AsyncFnOnce(Arc<Self>, Bytes) -> Result<Response<Body>, (ApiError, Family)>,
+    {
         let limits = body::BodyLimits::of(&server.config.args);
         let mut context = Self::begin(server, &request);
         let trace = context.span.as_ref().map(RequestSpan::header);
         let admitted = context.admit(request.headers());
         let context = Arc::new(context);
         let result = async {
-            admitted?;
-            let body = body::read(request, limits).await?;
+            let of_family = |error| (error, family);
+            admitted.map_err(of_family)?;
+            let body = body::read(request, limits).await.map_err(of_family)?;
             handle(context.clone(), body).await
         };
         let mut response = match result.await {
             Ok(response) => response,
-            Err(error) => context.refused(&error, family),
+            Err((error, family)) => context.refused(&error, family),
         };
         if let Some(trace) = trace {
             response.headers_mut().insert(TRACE_RESPONSE, trace);
         }
         let hold = context.hold.clone();
         response.map(|body| backpressure::hold_until_written(body, hold))
-    }
-
-    /// A request that is refused before anything of it is looked at here.
-    pub fn refuse(
-        server: Arc<Server>,
-        request: &Request,
-        family: Family,
-        error: &ApiError,
-    ) -> Response<Body> {
-        Self::begin(server, request).refused(error, family)
     }
 
     /// The answer that is an error, counted and logged here and not by the layer around all routes.
@@ -456,20 +463,28 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
     }
 }
 
-/// The headers of an answer that is sent at its end: where the time went, summed over its sequences.
-pub fn totals<'a>(headers: &mut HeaderMap, all: impl IntoIterator<Item = &'a Done>) {
+/// The headers of an answer that is sent at its end: where the time went, summed over its sequences. `prompts` are the
+/// answers to each prompt, whose own tokens count once.
+pub fn totals<'a, A>(headers: &mut HeaderMap, prompts: impl IntoIterator<Item = A>)
+where
+    A: IntoIterator<Item = &'a Done>,
+{
     let (mut compute, mut total, mut validation, mut queue, mut inference) = (0.0, 0, 0, 0, 0);
     let (mut per_token, mut prompt, mut generated) = (0, 0, 0);
-    for done in all {
-        let timings = &done.timings;
-        compute += timings.total.as_secs_f64();
-        total += timings.total.as_millis() as u64;
-        validation += timings.validation.as_millis() as u64;
-        queue += timings.queue.as_millis() as u64;
-        inference += timings.inference.as_millis() as u64;
-        per_token += (timings.inference / done.generated_tokens.max(1)).as_millis() as u64;
-        prompt += u64::from(done.prompt_tokens);
-        generated += u64::from(done.generated_tokens);
+    for answers in prompts {
+        let mut own = 0;
+        for done in answers {
+            let timings = &done.timings;
+            compute += timings.total.as_secs_f64();
+            total += timings.total.as_millis() as u64;
+            validation += timings.validation.as_millis() as u64;
+            queue += timings.queue.as_millis() as u64;
+            inference += timings.inference.as_millis() as u64;
+            per_token += (timings.inference / done.generated_tokens.max(1)).as_millis() as u64;
+            own = u64::from(done.prompt_tokens);
+            generated += u64::from(done.generated_tokens);
+        }
+        prompt += own;
     }
     let seconds = HeaderValue::from_str(&format!("{compute}")).expect("digits and a point");
     headers.insert("x-compute-time", seconds);

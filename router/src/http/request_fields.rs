@@ -517,9 +517,14 @@ pub const INCLUDE: Field = field(
     "`message.output_text.logprobs`, with `top_logprobs`; what else OpenAI has has no effect",
 );
 pub const STORE: Field = field("store", Kind::Boolean, "false", "Named in `warnings`: no answer is kept");
-const RESPONSE_METADATA: Field = field("metadata", Kind::Object, "{}", "Told back");
-pub const TRUNCATION: Field =
-    name("truncation", "disabled", "Has no effect: a prompt that is too long is refused");
+pub const RESPONSE_METADATA: Field = field("metadata", Kind::Object, "{}", "Told back");
+pub const TRUNCATION: Field = name(
+    "truncation",
+    "disabled",
+    "`disabled` or `auto`, which has no effect: a prompt that is too long is refused",
+);
+pub const SAFETY_IDENTIFIER: Field =
+    name("safety_identifier", "none", "Told back, and has no other effect: `user` says who asks");
 const BACKGROUND: Field = field("background", Kind::Boolean, "false", "Refused: answers are not kept");
 
 /// The members of a request to `/v1/responses`.
@@ -549,6 +554,7 @@ pub fn responses_fields() -> Vec<&'static Field> {
         &BACKGROUND,
         &TRUNCATION,
         &RESPONSE_METADATA,
+        &SAFETY_IDENTIFIER,
         &USER,
         &PROMPT_CACHE_KEY,
         &PRIORITY,

@@ -114,3 +114,20 @@ fn chat_tokens() -> Value {
         "additionalProperties": false,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_message_is_known_without_its_type() {
+        let schema = &requests()["InputItem"];
+        for one in schema["oneOf"].as_array().expect("one of several") {
+            let (kind, required) = (&one["properties"]["type"], &one["required"]);
+            let is_message = kind["const"] == "message" || kind["enum"] == json!(["message"]);
+            let names = required.as_array().expect("some are required");
+            assert_eq!(names.contains(&json!("type")), !is_message, "{one}");
+            assert!(!is_message || *required == json!(["role", "content"]), "{one}");
+        }
+    }
+}

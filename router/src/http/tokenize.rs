@@ -73,9 +73,15 @@ pub async fn begin(server: &Server, request: Request, names: &FieldNames) -> Res
 
 fn warn(headers: &mut HeaderMap, warnings: &Warnings) {
     for line in warnings.lines() {
-        if let Ok(value) = HeaderValue::from_bytes(line.as_bytes()) {
-            headers.append("x-warning", value);
-        }
+        // Names are the client's.
+        let escaped = |character: char| {
+            let is_control = character.is_ascii_control();
+            let control = is_control.then(|| character.escape_default());
+            control.into_iter().flatten().chain((!is_control).then_some(character))
+        };
+        let line: String = line.chars().flat_map(escaped).collect();
+        let value = HeaderValue::from_bytes(line.as_bytes()).expect("no control characters are left");
+        headers.append("x-warning", value);
     }
 }
 
@@ -245,6 +251,16 @@ mod tests {
         assert_eq!(read(Pieces::new(tokenized(""), Shape::List)), json!([]));
         let empty = Pieces::new(tokenized(""), Shape::Chat(Warnings::default()));
         assert_eq!(read(empty), json!({"tokenize_response": [], "templated_text": ""}));
+    }
+
+    #[test]
+    fn a_name_with_control_characters_is_named_in_a_header() {
+        let mut warnings = Warnings::default();
+        warnings.no_effect("a\r\nb: \u{7f}\u{85}\té", "here");
+        let mut headers = HeaderMap::new();
+        warn(&mut headers, &warnings);
+        let line = "`a\\r\\nb: \\u{7f}\u{85}\\té` has no effect here";
+        assert_eq!(headers["x-warning"].as_bytes(), line.as_bytes());
     }
 
     #[test]

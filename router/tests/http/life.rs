@@ -351,6 +351,35 @@ async fn what_is_not_http_is_answered_and_closed() {
     assert_eq!(served.post("/generate", generate(1)).await.status, 200);
 }
 
+/// What a route is told of the server, it is told before its body is there; its time runs, and a drain waits for it, from then on.
+#[tokio::test]
+async fn every_generating_route_begins_with_the_head() {
+    let served =
+        Served::start(Setup { flags: vec!["--kserve"], ..Setup::default() }, |workers| workers.hold());
+    served.until(|health| *health == Health::Starting("loading the model".into())).await;
+    for path in [
+        "/generate",
+        "/generate_stream",
+        "/",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/invocations",
+        "/vertex",
+        "/v2/models/any/infer",
+    ] {
+        let mut stream = TcpStream::connect(served.address).await.expect("the port is open");
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{"
+        );
+        stream.write_all(head.as_bytes()).await.expect("sent");
+        let mut answer = [0; 12];
+        within(stream.read_exact(&mut answer)).await.expect("an answer");
+        assert_eq!(String::from_utf8_lossy(&answer), "HTTP/1.1 503", "{path}");
+    }
+}
+
 #[tokio::test]
 async fn a_body_over_the_limit_gets_its_answer_though_it_is_still_being_sent() {
     let served = Served::default().await;

@@ -115,7 +115,9 @@ async fn n_answers_have_seeds_that_follow_each_other() {
         merge(&mut body, more);
         body
     };
-    let both = served.post("/v1/chat/completions", request(json!({"n": 2, "seed": 10}))).await.good();
+    let answer = served.post("/v1/chat/completions", request(json!({"n": 2, "seed": 10}))).await;
+    assert_eq!((answer.header("x-prompt-tokens"), answer.header("x-generated-tokens")), ("20", "60"));
+    let both = answer.good();
     let second = served.post("/v1/chat/completions", request(json!({"seed": 11}))).await.good();
     let choices = both["choices"].as_array().expect("a list");
     assert_eq!(choices.len(), 2);
@@ -175,6 +177,50 @@ async fn what_has_no_effect_is_named_in_the_answer() {
     let chunks = served.events("/v1/chat/completions", request).await;
     assert_eq!(chunks[0]["warnings"], warnings);
     assert!(chunks[1..].iter().all(|chunk| chunk.get("warnings").is_none()));
+}
+
+#[tokio::test]
+async fn what_asks_for_what_is_done_is_named_in_no_warning() {
+    let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
+    served.post("/v1/chat/completions", chat(json!({"store": false, "metadata": {}}))).await.good();
+    for more in [json!({"store": true}), json!({"metadata": {"a": "b"}}), json!({"metadata": 5})] {
+        assert_eq!(served.post("/v1/chat/completions", chat(more)).await.status, 422);
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_messages_are_counted_with_warnings() {
+    let asked = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        merge(&mut body, more);
+        body
+    };
+    let (path, named) = ("/v1/messages/count_tokens", json!({"zz": 1, "speed": "fast"}));
+    let served = Served::default().await;
+    assert_eq!(served.post(path, asked(json!({}))).await.good(), json!({"input_tokens": 20}));
+    assert_eq!(
+        served.post(path, asked(named.clone())).await.good(),
+        json!({"input_tokens": 20, "warnings": [
+            "`zz` is not a field of this route and has no effect",
+            "`speed` has no effect here: every answer comes as fast as it can",
+        ]})
+    );
+    let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
+    assert_eq!(served.post(path, asked(json!({}))).await.status, 200);
+    let refused = served.post(path, asked(named)).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("zz")));
+}
+
+/// Which in OpenAI's dialect begins a turn, whoever said the last message.
+#[tokio::test]
+async fn a_response_continues_no_message() {
+    let served = Served::default().await;
+    let said = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}]);
+    let asked = json!({"input": said, "max_output_tokens": 3, "temperature": 0});
+    let response = served.post("/v1/responses", asked).await.good();
+    let chat = json!({"messages": said, "add_generation_prompt": true});
+    let tokens = served.post("/chat_tokenize", chat).await.good()["tokenize_response"].clone();
+    assert_eq!(response["usage"]["input_tokens"], tokens.as_array().map(Vec::len).expect("a list"));
 }
 
 #[tokio::test]
@@ -322,6 +368,46 @@ async fn the_same_prompt_again_is_found_in_the_cache() {
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     assert!((84..100).contains(&cached), "{cached}");
     assert_eq!(first["choices"], again["choices"]);
+}
+
+#[tokio::test]
+async fn what_an_answer_finds_of_another_to_the_same_prompt_was_not_cached() {
+    let served = Served::default().await;
+    let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].clone();
+    let asked = |prompt: char, more: Value| {
+        let prompt = prompt.to_string().repeat(100);
+        let mut body = json!({"prompt": prompt, "max_tokens": 3, "temperature": 1, "seed": 1});
+        merge(&mut body, more);
+        body
+    };
+    let answer = served.post("/v1/completions", asked('a', json!({"n": 2}))).await;
+    assert_eq!(cached(&answer.good()["usage"]), 0);
+    let stream = json!({"n": 2, "stream": true, "stream_options": {"include_usage": true}});
+    let chunks = served.events("/v1/completions", asked('b', stream)).await;
+    assert_eq!(cached(&chunks.last().expect("chunks")["usage"]), 0);
+    let chat = json!({"messages": [{"role": "user", "content": "c".repeat(100)}], "n": 2, "max_tokens": 3});
+    assert_eq!(cached(&served.post("/v1/chat/completions", chat).await.good()["usage"]), 0);
+}
+
+#[tokio::test]
+async fn headers_count_as_usage_does() {
+    let served = Served::default().await;
+    for (body, counts) in [
+        (json!({"prompt": "hello", "n": 2}), (5, 6)),
+        (json!({"prompt": "hello", "best_of": 2}), (5, 6)),
+        (json!({"prompt": ["hello", "you"], "n": 1, "best_of": 2}), (8, 12)),
+    ] {
+        let mut body = body;
+        merge(&mut body, json!({"max_tokens": 3, "temperature": 1, "ignore_eos": true}));
+        let answer = served.post("/v1/completions", body).await;
+        let usage = &answer.good()["usage"];
+        assert_eq!(
+            (&usage["prompt_tokens"], &usage["completion_tokens"]),
+            (&json!(counts.0), &json!(counts.1))
+        );
+        let header = |name: &str| answer.header(name).parse::<u32>().expect("a number");
+        assert_eq!((header("x-prompt-tokens"), header("x-generated-tokens")), counts);
+    }
 }
 
 #[tokio::test]

@@ -117,6 +117,23 @@ async fn a_grammar_binds_what_follows_reasoning() {
     assert!(answer["content"][0]["thinking"].as_str().is_some_and(|text| !text.starts_with('{')), "{answer}");
 }
 
+#[tokio::test]
+async fn tokens_of_reasoning_are_counted_alike() {
+    let model = Model::of(&[]).await;
+    let stream = json!({"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 200, "temperature": 0,
+        "frequency_penalty": 0.1, "stream": true, "stream_options": {"include_usage": true}});
+    for (says, least, most) in [("Hm.</think>Rome.", 1, 3), ("</think>Rome.", 0, 0)] {
+        model.says(says);
+        let response = model.ask(RESPONSES, json!({})).await;
+        let expected = &response["usage"]["output_tokens_details"]["reasoning_tokens"];
+        assert!((least..=most).contains(&expected.as_u64().expect("a count")), "{says}: {response}");
+        let counted = |usage: &Value| usage["completion_tokens_details"]["reasoning_tokens"].clone();
+        assert_eq!(counted(&model.ask(CHAT, json!({})).await["usage"]), *expected, "{says}");
+        let chunks = model.served.events(CHAT, stream.clone()).await;
+        assert_eq!(counted(&chunks.last().expect("chunks")["usage"]), *expected, "{says}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn that_ignore_eos_has_no_effect_beside_a_grammar_is_said_once() {
     let model = Model::of(&["--reasoning-parser", "none"]).await;

@@ -189,6 +189,15 @@ async fn what_is_wrong_with_an_instance_is_told_in_its_own_words() {
 }
 
 #[tokio::test]
+async fn null_is_no_chat_of_an_instance() {
+    let served = Served::default().await;
+    let instance = json!({"inputs": "x", "messages": null, "parameters": {"max_new_tokens": 2}});
+    assert_eq!(served.post("/invocations", instance.clone()).await.status, 200);
+    let answer = served.post("/vertex", json!({"instances": [instance]})).await.good();
+    assert_eq!(answer["predictions"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
 async fn prompts_of_the_wrong_kind_are_named() {
     let served = Served::default().await;
     for (prompt, says) in [

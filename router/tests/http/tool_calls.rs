@@ -279,6 +279,36 @@ fn put_together(chunks: &[Value]) -> Value {
            "finish_reason": reason})
 }
 
+/// However a client says that a function takes none, or TGI's clients what it takes.
+#[tokio::test]
+async fn earlier_calls_have_arguments() {
+    let template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for name, value in c.function.arguments | items %}\
+                    {{ name }}={{ value }} {% endfor %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+    let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+    let call = |function: Value| json!({"id": "0", "type": "function", "function": function});
+    for (function, shown) in [
+        (json!({"name": "f"}), "{}"),
+        (json!({"name": "f", "arguments": null}), "{}"),
+        (json!({"name": "f", "arguments": ""}), "{}"),
+        (json!({"name": "f", "parameters": null}), "{}"),
+        (json!({"name": "f", "parameters": {"a": 1}}), "a=1 {\"a\": 1}"),
+        (json!({"name": "f", "arguments": "{\"a\": 2}", "parameters": {"a": 1}}), "a=2 {\"a\": 2}"),
+    ] {
+        let messages = json!([{"role": "assistant", "tool_calls": [call(function.clone())]}]);
+        let text = served.post("/chat_tokenize", json!({"messages": messages})).await.good();
+        assert_eq!(text["templated_text"], shown, "{function}");
+    }
+    let wrong = json!([{"role": "assistant", "tool_calls": [call(json!({"name": "f", "parameters": 5}))]}]);
+    let answer = served.post(CHAT, json!({"messages": wrong})).await;
+    let says = "`messages[0].tool_calls[0].function.parameters` must be a string or an object";
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["message"]), (422, &json!(says)));
+    // The other dialects' too.
+    let item = json!({"type": "function_call", "call_id": "0", "name": "f", "arguments": ""});
+    let asked = json!({"input": [{"role": "user", "content": "x"}, item], "max_output_tokens": 2});
+    let answer = served.post("/v1/responses", asked).await.good();
+    assert_eq!(answer["usage"]["input_tokens"], 2);
+}
+
 /// Calls that have to be, of a model that would write anything else.
 async fn are_forced(format: &'static str, is_special: bool) -> String {
     let family = Family::of(format, is_special, &["--reasoning-parser", "none"]).await;

@@ -37,13 +37,14 @@ pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -
         let (body, _held) = tokenize::begin(&server, request, &NAMES).await?;
         let rendered = body::parse_apart(&server, body, |fields, server, client| {
             let mut asked = request::parse(fields, &server.config.model_id, MaxTokens::Optional)?;
-            asked.render(server.loaded()?, client)
+            let text = asked.render(server.loaded()?, client)?;
+            Ok((text, asked.params.warnings.settle(fields.limits())?))
         });
-        let text = rendered.await?;
+        let (text, warnings) = rendered.await?;
         let loaded = server.loaded()?;
         let listed = loaded.serving.prompt.tokenize(text, false, loaded.limits.most_told()).await;
         let tokens = listed.map_err(|error| NAMES.error(error))?.tokens;
-        Ok(json(&TokenCount { input_tokens: tokens.len() as u32 }))
+        Ok(json(&TokenCount { input_tokens: tokens.len() as u32, warnings }))
     };
     result.await.unwrap_or_else(|error: ApiError| error.response(Family::Anthropic))
 }
@@ -91,13 +92,15 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     };
     let mut response = json(&message);
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [done]);
+    totals(response.headers_mut(), [[done]]);
     Ok(response)
 }
 
 #[derive(JsonSchema, Serialize)]
 pub struct TokenCount {
     input_tokens: u32,
+    #[serde(skip_serializing_if = "Warnings::is_empty")]
+    warnings: Warnings,
 }
 
 #[derive(JsonSchema, Serialize)]

@@ -77,7 +77,11 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
         ..GenerationParams::read(&fields, served, warnings)?
     };
     let (choice, is_single) = choice(&fields)?;
-    let tools = Tools::of(functions::functions(&fields, tool)?, choice, is_single)?;
+    let functions = functions::functions(&fields, tool)?;
+    if functions.is_empty() && matches!(choice, Choice::Required) {
+        return Err(ApiError::invalid(request_fields::TOOL_CHOICE.name, "of type \"any\" needs `tools`"));
+    }
+    let tools = Tools::of(functions, choice, is_single)?;
     let chat = Chat { messages, variables, ..Chat::default() };
     Ok(ChatRequest { params, chat, tools, max_tokens, logprobs: false, top_logprobs: 0, names: NAMES })
 }
@@ -343,7 +347,10 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = fields.tree(&request_fields::SYSTEM)? {
         let system = Texts::read(&request_fields::SYSTEM.name.into(), &system)?.joined();
-        messages.push(json!({"role": "system", "content": system}));
+        // Templates refuse or replace a system message that says nothing.
+        if !system.is_empty() {
+            messages.push(json!({"role": "system", "content": system}));
+        }
     }
     let given = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
     let place = Place::from(request_fields::MESSAGES.name);
@@ -371,9 +378,17 @@ fn tool(tool: &Object) -> Result<Function, ApiError> {
 
 /// `tool_choice`, and whether an answer may have one call at most.
 fn choice(fields: &Fields) -> Result<(Choice, bool), ApiError> {
+    const SINGLE: &str = "disable_parallel_tool_use";
     let Some(choice) = fields.tree(&request_fields::TOOL_CHOICE)? else { return Ok((Choice::Auto, false)) };
     let place = Place::from(request_fields::TOOL_CHOICE.name);
-    let is_single = choice["disable_parallel_tool_use"] == true;
+    let is_single = match &choice[SINGLE] {
+        Value::Null => false,
+        Value::Bool(is_single) => *is_single,
+        other => {
+            let error = ApiError::invalid(place.member(SINGLE), "must be true or false");
+            return Err(error.given(shortened(&other.to_string())));
+        }
+    };
     let choice = match choice["type"].as_str() {
         Some("auto") => Choice::Auto,
         Some("any") => Choice::Required,
@@ -542,6 +557,11 @@ mod tests {
                 json!({"tool_choice": {"type": "required"}}),
                 "`tool_choice.type` must be one of auto, any, tool, none",
             ),
+            (json!({"tool_choice": {"type": "any"}}), "`tool_choice` of type \"any\" needs `tools`"),
+            (
+                json!({"tools": [tool], "tool_choice": {"type": "auto", "disable_parallel_tool_use": "x"}}),
+                "`tool_choice.disable_parallel_tool_use` must be true or false. Given: \"x\"",
+            ),
             (json!({"thinking": {"type": "much"}}), "`thinking.type` must be one of"),
             (
                 json!({"output_config": {"format": {"type": "regex"}}}),
@@ -567,6 +587,14 @@ mod tests {
         ] {
             let refused = refusal(more);
             assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_system_text_that_says_nothing_is_no_message() {
+        for system in [json!(""), json!([]), json!([{"type": "text", "text": ""}]), json!(null)] {
+            let chat = parsed(json!({"system": system})).expect("valid").chat;
+            assert_eq!(chat.messages, [json!({"role": "user", "content": "Hi"})]);
         }
     }
 

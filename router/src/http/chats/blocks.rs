@@ -25,23 +25,21 @@ pub enum BlockEvent {
 pub struct Blocks {
     reader: Reader,
     open: Option<Block>,
-    reasoning_tokens: u32,
 }
 
 impl Blocks {
     pub fn new(reading: &Reading) -> Self {
-        Self { reader: reading.reader(), open: None, reasoning_tokens: 0 }
+        Self { reader: reading.reader(), open: None }
     }
 
     pub fn push(&mut self, token: &TokenEvent) -> Vec<BlockEvent> {
         let deltas = self.reader.push(token);
-        self.reasoning_tokens += u32::from(deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))));
         self.events(deltas)
     }
 
     /// Tokens that brought text of reasoning.
     pub fn reasoning_tokens(&self) -> u32 {
-        self.reasoning_tokens
+        self.reader.reasoning_tokens().unwrap_or_default()
     }
 
     /// The last block ends.

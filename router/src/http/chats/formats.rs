@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::http::chats::manners::Manners;
+use crate::http::chats::manners::{Manners, fill_in_arguments};
 
 /// The word for a format in a flag.
 pub enum FormatFlag<T: 'static> {
@@ -110,8 +110,9 @@ impl ChatFormats {
         Self { calls, reasoning, template: with_tools.to_owned(), manners }
     }
 
-    /// Brings earlier calls and their results to where the template shows them.
+    /// Brings earlier calls, each with arguments, and their results to where the template shows them.
     pub fn rewrite(&self, messages: &mut Vec<Value>) {
+        fill_in_arguments(messages);
         if let Some(calls) = self.calls {
             self.manners.calls.rewrite(messages, &self.template, calls);
         }

@@ -101,6 +101,18 @@ pub fn into_the_system_message(messages: &mut Vec<Value>, tools: &[Value]) {
     }
 }
 
+/// Of calls of functions that take none, clients leave the arguments out or send a blank text; templates print an object.
+pub fn fill_in_arguments(messages: &mut [Value]) {
+    let calls = |message| Value::get_mut(message, "tool_calls").and_then(Value::as_array_mut);
+    for call in messages.iter_mut().filter_map(calls).flatten() {
+        let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else { continue };
+        let arguments = function.entry("arguments").or_insert(Value::Null);
+        if arguments.is_null() || arguments.as_str().is_some_and(|text| text.trim().is_empty()) {
+            *arguments = json!({});
+        }
+    }
+}
+
 impl CallPlace {
     /// Brings earlier calls and their results to where the template shows them.
     pub fn rewrite(self, messages: &mut Vec<Value>, template: &str, format: &ToolFormat) {
@@ -236,6 +248,23 @@ mod tests {
     fn arguments_that_are_no_json_stay_what_they_are() {
         assert_eq!(arguments(&json!({"function": {"arguments": "{not"}})), json!("{not"));
         assert_eq!(arguments(&json!({"function": {}})), json!({}));
+    }
+
+    #[test]
+    fn every_call_has_arguments() {
+        for (given, filled) in [
+            (json!({"name": "f"}), json!({})),
+            (json!({"name": "f", "arguments": null}), json!({})),
+            (json!({"name": "f", "arguments": " \n"}), json!({})),
+            (json!({"name": "f", "arguments": "{not"}), json!("{not")),
+            (json!({"name": "f", "arguments": {"a": 1}}), json!({"a": 1})),
+        ] {
+            let user = json!({"role": "user", "content": "x"});
+            let mut messages = [user.clone(), json!({"tool_calls": [{"function": given}]})];
+            fill_in_arguments(&mut messages);
+            assert_eq!(messages[0], user);
+            assert_eq!(messages[1]["tool_calls"][0]["function"], json!({"name": "f", "arguments": filled}));
+        }
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Reading {
     pub fn reader(&self) -> Reader {
         let parser = (!self.is_plain())
             .then(|| Parser::new(self.calls, self.reasoning, self.tools.clone(), self.start));
-        Reader { reading: self.clone(), parser, has_calls: false, is_cut: false }
+        Reader { reading: self.clone(), parser, reasoning_tokens: 0, has_calls: false, is_cut: false }
     }
 }
 
@@ -119,6 +119,7 @@ fn input_cut_off(arguments: &str) -> Option<String> {
 pub struct Reader {
     reading: Reading,
     parser: Option<Parser>,
+    reasoning_tokens: u32,
     has_calls: bool,
     /// The answer ended within a call.
     is_cut: bool,
@@ -140,7 +141,13 @@ impl Reader {
         if !token.special || is_marker(&token.text) {
             parser.push(&token.text, &mut deltas);
         }
+        self.reasoning_tokens += u32::from(deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))));
         self.kept(deltas)
+    }
+
+    /// Tokens that brought text of reasoning; `None` of a model that does not reason.
+    pub fn reasoning_tokens(&self) -> Option<u32> {
+        self.reading.reasoning.map(|_| self.reasoning_tokens)
     }
 
     /// What was held back, at the end.

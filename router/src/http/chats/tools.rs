@@ -125,6 +125,9 @@ impl Tools {
                 names.iter().try_for_each(|name| known(&functions, name))?;
                 let names: HashSet<String> = names.into_iter().collect();
                 functions.retain(|function| names.contains(&function.callable.name));
+                if must && functions.is_empty() {
+                    return Err(ApiError::invalid(CHOICE, "asks for a call, and allows no tool"));
+                }
                 is_required = must;
             }
         }
@@ -405,6 +408,12 @@ mod tests {
             ),
             (r#"{"tool_choice": "f"}"#.to_owned(), "`tool_choice` names a tool that is not in `tools`: f"),
             (r#"{"tool_choice": "required"}"#.to_owned(), "`tool_choice` \"required\" needs `tools`"),
+            (
+                r#"{"tools": [{"type": "function", "function": {"name": "f"}}],
+                    "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}}"#
+                    .to_owned(),
+                "`tool_choice` asks for a call, and allows no tool",
+            ),
             (r#"{"tool_choice": 5}"#.to_owned(), "`tool_choice` must be"),
             (r#"{"tool_choice": {"type": "allowed_tools"}}"#.to_owned(), "`tool_choice` must be"),
             (

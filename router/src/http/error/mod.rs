@@ -124,6 +124,12 @@ impl ApiError {
         Self::invalid("adapter_id", "names no loaded adapter").given(given)
     }
 
+    /// The place is of an object that is `field`'s.
+    pub fn of_member(mut self, field: &'static str) -> Self {
+        self.place = self.place.map(|place| Box::new(place.within(field)));
+        self
+    }
+
     /// Says in which part of the request the place is.
     pub fn within(mut self, part: Place) -> Self {
         self.within.push(part);

@@ -40,6 +40,12 @@ impl Place {
         self.step(Step::Member(name.into()))
     }
 
+    /// The same within an object that is the field's.
+    pub fn within(self, field: &'static str) -> Self {
+        let inner = Step::Member(self.field);
+        Self { field: field.into(), steps: std::iter::once(inner).chain(self.steps).collect() }
+    }
+
     /// Where a JSON pointer leads from here. A step that is a number is taken for an entry.
     pub fn pointer(&self, pointer: &str) -> Self {
         let mut place = self.clone();
@@ -105,6 +111,7 @@ mod tests {
         let tool = Place::from("tools").entry(2);
         assert_eq!(tool.member("function").member("name").to_string(), "tools[2].function.name");
         assert_eq!(tool.pointer("/parameters/anyOf/1/a~1b").to_string(), "tools[2].parameters.anyOf[1].a/b");
+        assert_eq!(tool.clone().within("body").to_string(), "body.tools[2]");
         assert_eq!(tool.pointer("/a~1b").to_pointer(), "/2/a~1b");
         assert_eq!((tool.pointer("").to_string(), tool.field()), ("tools[2]".to_owned(), "tools"));
     }

@@ -165,16 +165,26 @@ fn check_calls(message: &Object) -> Result<(), ApiError> {
         if !function["name"].is_string() {
             return Err(ApiError::invalid(at.member("name"), "must be a string"));
         }
-        let arguments = &function["arguments"];
+        let name = if function["arguments"].is_null() { TGI_ARGUMENTS } else { "arguments" };
+        let arguments = &function[name];
         if !(arguments.is_string() || arguments.is_object() || arguments.is_null()) {
-            return Err(ApiError::invalid(at.member("arguments"), "must be a string or an object"));
+            return Err(ApiError::invalid(at.member(name), "must be a string or an object"));
         }
     }
     Ok(())
 }
 
-/// An earlier call of a custom tool, as the call of a function that templates know.
+/// TGI's other name for the arguments of a call.
+const TGI_ARGUMENTS: &str = "parameters";
+
+/// An earlier call as that of a function with `arguments`, as templates know it.
 fn as_function(call: &mut Value) {
+    if let Some(function) = call.get_mut("function").and_then(Value::as_object_mut)
+        && function.get("arguments").is_none_or(Value::is_null)
+        && let Some(arguments) = function.remove(TGI_ARGUMENTS)
+    {
+        function.insert("arguments".to_owned(), arguments);
+    }
     if call["type"] == "custom" {
         let Value::Object(custom) = call["custom"].take() else { return };
         let arguments = json!({"input": custom.get("input")});
@@ -201,7 +211,7 @@ pub fn no_text(place: Place, kind: &str) -> ApiError {
     ApiError::invalid(place, format!("of type {:?} is not supported yet: only text is", shortened(kind)))
 }
 
-async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     // Parsed, rendered and let go of in one go: the messages take many times the memory of the body.
     let prepared = body::parse_apart(context.server(), body, move |fields, server, client| {
@@ -243,11 +253,20 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         finish_reason: reason(done, &read.reader),
     });
     let choices: Vec<_> = choices.collect();
-    let mut response =
-        json_response(&head.answer(Whole::Whole, &choices, Usage::of(all()), &params.warnings));
+    let usage = usage(all(), read.iter().map(|read| &read.reader));
+    let mut response = json_response(&head.answer(Whole::Whole, &choices, usage, &params.warnings));
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), all());
+    totals(response.headers_mut(), [all()]);
     Ok(response)
+}
+
+fn usage<'a>(
+    answers: impl IntoIterator<Item = &'a Done>,
+    readers: impl Iterator<Item = &'a Reader>,
+) -> Usage {
+    let mut usage = Usage::of(answers);
+    usage.completion_tokens_details.reasoning_tokens = readers.map(Reader::reasoning_tokens).sum();
+    usage
 }
 
 fn reason(done: &Done, reader: &Reader) -> Reason {
@@ -358,7 +377,7 @@ impl ChunkWriter for ChatChunks {
 
     fn end(&mut self, encoder: &mut Encoder) {
         if self.include_usage {
-            let usage = Some(Usage::of(&self.done));
+            let usage = Some(usage(&self.done, self.choices.iter().map(|choice| &choice.reader)));
             encoder.event(&self.head.answer::<_, ChunkChoice, _>(
                 Chunk::Chunk,
                 &[],

@@ -148,7 +148,7 @@ fn tokens(
         .collect()
 }
 
-async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     let spelling = prompt.clone();
     let (asked, echoes, prompt_characters) = body::parse(context.server(), body, move |fields, server| {
@@ -203,9 +203,9 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
             most_likely_first(of_one_prompt);
         }
     }
-    let answers: Vec<_> =
-        answers.chunks(best_of as usize).flat_map(|candidates| &candidates[..answers_each]).collect();
-    let choices = answers.iter().enumerate().map(|(index, (tokens, done))| {
+    let prompts = || answers.chunks(best_of as usize);
+    let best = prompts().flat_map(|candidates| &candidates[..answers_each]);
+    let choices = best.enumerate().map(|(index, (tokens, done))| {
         let before = echoes.get(index / answers_each).map_or("", String::as_str);
         Choice {
             index,
@@ -217,7 +217,7 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let choices: Vec<_> = choices.collect();
     let mut response = json(&head.answer(Kind::TextCompletion, &choices, usage, &params.warnings));
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), answers.iter().map(|(_, done)| done));
+    totals(response.headers_mut(), prompts().map(|of_one| of_one.iter().map(|(_, done)| done)));
     // TGI does not say it on this route.
     response.headers_mut().remove("x-compute-time");
     Ok(response)

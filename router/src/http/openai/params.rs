@@ -6,8 +6,8 @@ use penstock_core::generation::{GenerationRequest, Input, StopText};
 use penstock_core::scheduler::Priority;
 use penstock_core::scheduler::Sampling;
 use penstock_proto::ids::TokenId;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::http::constraints::{self, Asked};
 use crate::http::error::ApiError;
@@ -49,7 +49,9 @@ impl GenerationParams {
         refuse_what_is_missing(fields)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
-            warnings.no_effect(name, "here");
+            if fields.value(name).is_none_or(|value| value != false && value != json!({})) {
+                warnings.no_effect(name, "here");
+            }
         }
         let known =
             known.iter().map(|field| field.name).chain(request_fields::WITHOUT_EFFECT.iter().copied());
@@ -107,7 +109,10 @@ impl GenerationParams {
         let include_usage = match fields.object(&request_fields::STREAM_OPTIONS)? {
             Some(options) => {
                 warnings.unknown(&options, "stream_options.", ["include_usage"].into_iter());
-                options.boolean(&request_fields::INCLUDE_USAGE)?.unwrap_or(false)
+                let include = options.boolean(&request_fields::INCLUDE_USAGE);
+                include
+                    .map_err(|error| error.of_member(request_fields::STREAM_OPTIONS.name))?
+                    .unwrap_or(false)
             }
             None => false,
         };
@@ -253,7 +258,9 @@ fn biases(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<(TokenId, f32)
     }
     let mut biases = Vec::with_capacity(entries.len());
     for (name, value) in entries {
-        let id = name.parse::<u32>().ok().filter(|id| *id < vocabulary).ok_or_else(|| {
+        // "05" and "+5" would be 5 once more.
+        let id = name.parse().ok().filter(|id: &u32| *id < vocabulary && id.to_string() == name);
+        let id = id.ok_or_else(|| {
             let text = format!("must have token ids < {vocabulary} as names");
             ApiError::invalid(NAME, text).given(shortened(&name))
         })?;
@@ -445,7 +452,9 @@ mod tests {
             (r#"{"-1": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: -1"),
             (r#"{"1": 101}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 101"),
             (r#"{"1": 1e999}"#, "`logit_bias` must have numbers >= -100 and <= 100. Given: 1e999"),
-            (r#"{"1": 1, "1": 2}"#, "`1` is given twice"),
+            (r#"{"5": 100, "05": -100}"#, "`logit_bias` must have token ids < 1000 as names. Given: 05"),
+            (r#"{"+5": 1}"#, "`logit_bias` must have token ids < 1000 as names. Given: +5"),
+            (r#"{"1": 1, "1": 2}"#, "`logit_bias.1` is given twice"),
             (r#"["x"]"#, "`logit_bias` must be an object"),
         ] {
             let error = parsed(&format!("{{\"logit_bias\": {bias}}}")).err().expect(bias);

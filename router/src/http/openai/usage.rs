@@ -25,20 +25,24 @@ pub struct PromptTokensDetails {
 pub struct CompletionTokensDetails {
     /// Guessed before the model came to them, and right: with `--speculate`
     pub accepted_prediction_tokens: u32,
+    /// Those that brought text of reasoning: in chats with a model that reasons
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_tokens: Option<u32>,
 }
 
 impl Usage {
     /// Of one prompt and its answers: the prompt counts once.
     pub fn of<'a>(answers: impl IntoIterator<Item = &'a Done>) -> Self {
         let mut usage = Usage::default();
+        let mut cached: Option<u32> = None;
         for done in answers {
             usage.prompt_tokens = done.prompt_tokens;
             usage.completion_tokens += done.generated_tokens;
             usage.completion_tokens_details.accepted_prediction_tokens += done.skipped_tokens;
-            // The answers run side by side; what the first of them found cached was found.
-            let cached = &mut usage.prompt_tokens_details.cached_tokens;
-            *cached = (*cached).max(done.cached_tokens);
+            // What one of them found beyond this, another has just computed: they run side by side.
+            cached = Some(cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens)));
         }
+        usage.prompt_tokens_details.cached_tokens = cached.unwrap_or_default();
         usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
         usage
     }
@@ -71,11 +75,16 @@ mod tests {
             cached_tokens: cached,
             timings: Default::default(),
         };
-        let mut usage = Usage::of(&[done(3, 0), done(4, 8)]);
+        let mut usage = Usage::of(&[done(3, 8), done(4, 9)]);
         assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens), (10, 7, 17));
         assert_eq!(usage.prompt_tokens_details.cached_tokens, 8);
         usage.add(Usage::of(&[done(1, 2)]));
         assert_eq!((usage.prompt_tokens, usage.total_tokens), (20, 28));
         assert_eq!(usage.completion_tokens_details.accepted_prediction_tokens, 2 + 3);
+        assert_eq!(usage.prompt_tokens_details.cached_tokens, 8 + 2);
+        // In a stream they end in any order.
+        for cold in [[done(3, 0), done(4, 8)], [done(4, 8), done(3, 0)]] {
+            assert_eq!(Usage::of(&cold).prompt_tokens_details.cached_tokens, 0);
+        }
     }
 }

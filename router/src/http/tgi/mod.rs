@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
+use bytes::Bytes;
 use futures::future::try_join_all;
 use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
@@ -51,16 +52,17 @@ pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request
 
 /// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise.
 pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
-    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        let (stream, request) = body::parse(context.server(), body, |fields, _| {
-            let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
-            let route = if stream { Route::CompatStream } else { Route::Compat };
-            Ok((stream, GenerateRequest::parse(fields, route)?))
-        })
-        .await?;
-        if stream { streamed(context, request).await } else { whole(&context, request, Shape::List).await }
+    RequestContext::answer(server, request, Family::Tgi, compat_answer).await
+}
+
+pub async fn compat_answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
+    let (stream, request) = body::parse(context.server(), body, |fields, _| {
+        let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
+        let route = if stream { Route::CompatStream } else { Route::Compat };
+        Ok((stream, GenerateRequest::parse(fields, route)?))
     })
-    .await
+    .await?;
+    if stream { streamed(context, request).await } else { whole(&context, request, Shape::List).await }
 }
 
 /// What the answer's JSON is.
@@ -107,7 +109,7 @@ async fn whole(
         Shape::List => json(&[answer]),
     };
     context.head(&mut response, asked.prompt_characters);
-    totals(response.headers_mut(), [done]);
+    totals(response.headers_mut(), [[done]]);
     Ok(response)
 }
 

@@ -88,7 +88,7 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     writer.done(0, done.clone(), &mut nowhere);
     let mut response = json_response(&writer.response());
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [done]);
+    totals(response.headers_mut(), [[done]]);
     Ok(response)
 }
 

@@ -1,7 +1,7 @@
 //! Requests to `/v1/responses`: their own fields, items and tools, read as the chat that asks for the same.
 
 use penstock_core::prompt::Chat;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use crate::http::chats::functions::Shape;
@@ -84,9 +84,17 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     if fields.boolean(&request_fields::STORE)? == Some(true) {
         warnings.no_effect("store", "here: no answer is kept");
     }
-    if fields.text(&request_fields::TRUNCATION)?.is_some_and(|how| how != "disabled") {
-        warnings.no_effect("truncation", "here: a prompt that is too long is refused");
+    match fields.text(&request_fields::TRUNCATION)?.as_deref() {
+        None | Some("disabled") => {}
+        Some("auto") => warnings.no_effect("truncation", "here: a prompt that is too long is refused"),
+        Some(other) => {
+            let error = ApiError::invalid(request_fields::TRUNCATION.name, "must be auto or disabled");
+            return Err(error.given(shortened(other)));
+        }
     }
+    // Told back as they are.
+    fields.tree(&request_fields::RESPONSE_METADATA)?;
+    fields.text(&request_fields::SAFETY_IDENTIFIER)?;
     let max_tokens = fields.small(&request_fields::MAX_OUTPUT_TOKENS)?;
     let messages = messages(fields)?;
     let tools = Tools::parse(fields, &Shape::RESPONSES, &mut warnings)?;
@@ -110,7 +118,8 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         top_logprobs = 0;
     }
     let params = GenerationParams { grammar, ..GenerationParams::read(fields, served, warnings)? };
-    let chat = Chat { messages, variables, ..Chat::default() };
+    // An answer is a new item: it begins a turn, whoever said the last message.
+    let chat = Chat { messages, variables, continue_final_message: Some(false), ..Chat::default() };
     let chat = ChatRequest { params, chat, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
     let service_tier = service_tier(fields);
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
@@ -140,6 +149,9 @@ fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo 
 
 /// By which tier the request is served.
 fn service_tier(fields: &Fields) -> &'static str {
+    if fields.raw(&request_fields::PRIORITY).is_some() {
+        return "default";
+    }
     let raises = fields.limits().highest_priority < 0;
     match fields.value(request_fields::SERVICE_TIER.name).as_ref().and_then(Value::as_str) {
         Some("flex") => "flex",
@@ -204,6 +216,7 @@ fn includes_logprobs(fields: &Fields, warnings: &mut Warnings) -> Result<bool, A
 #[schemars(tag = "type", rename_all = "snake_case")]
 pub enum InputItem<'a> {
     /// Its `type` may be left out.
+    #[schemars(transform = leave_out_type)]
     Message {
         role: Role,
         content: Texts<'a>,
@@ -232,6 +245,12 @@ pub enum InputItem<'a> {
         call_id: &'a str,
         output: Texts<'a>,
     },
+}
+
+fn leave_out_type(schema: &mut Schema) {
+    if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
+        required.retain(|name| name != "type");
+    }
 }
 
 #[derive(Clone, Copy, JsonSchema, PartialEq, Eq)]
@@ -376,6 +395,7 @@ impl<'a> InputItem<'a> {
                 messages.push(json!({"role": role, "content": content.joined()}));
             }
             Self::Reasoning { summary, content } => {
+                let content = content.filter(|parts| !parts.is_empty());
                 let parts = content.or(summary).unwrap_or_default();
                 let reasoning: String = parts.iter().map(PartParam::text).collect();
                 messages.push(json!({"role": "assistant", "content": null, "reasoning_content": reasoning}));
@@ -581,6 +601,9 @@ mod tests {
                 "`tools[0].format.definition` must be a string",
             ),
             (json!({"reasoning": {"effort": 5}}), "`reasoning.effort` must be a string"),
+            (json!({"metadata": 5}), "`metadata` must be an object. Given: 5"),
+            (json!({"safety_identifier": 5}), "`safety_identifier` must be a string"),
+            (json!({"truncation": "x"}), "`truncation` must be auto or disabled. Given: x"),
             (json!({"include": ["everything"]}), "`include[0]` must be one of message.output_text.logprobs"),
             (
                 json!({"previous_response_id": "x"}),
@@ -595,6 +618,26 @@ mod tests {
             let refused = refusal(more);
             assert!(refused.starts_with(says), "{refused}");
         }
+    }
+
+    /// It has a text of its own in place of one that says nothing.
+    #[test]
+    fn reasoning_is_its_content_or_else_its_summary() {
+        let summary = json!([{"type": "summary_text", "text": "S"}]);
+        let content = json!([{"type": "reasoning_text", "text": "C"}]);
+        for (content, text) in [(json!(null), "S"), (json!([]), "S"), (content, "C")] {
+            let item = json!({"type": "reasoning", "summary": summary, "content": content});
+            let chat = parsed(json!({"input": [item]})).expect("valid").chat.chat;
+            assert_eq!(chat.messages[0]["reasoning_content"], text);
+        }
+    }
+
+    #[test]
+    fn the_tier_is_the_one_that_counts() {
+        let tier = |more: Value| parsed(more).expect("valid").service_tier;
+        assert_eq!(tier(json!({"service_tier": "flex"})), "flex");
+        assert_eq!(tier(json!({"service_tier": "priority"})), "priority");
+        assert_eq!(tier(json!({"service_tier": "flex", "priority": 0})), "default");
     }
 
     #[test]
