@@ -436,7 +436,8 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
 /// `instructions` and `input`.
 fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
-    if let Some(instructions) = fields.text(&request_fields::INSTRUCTIONS)? {
+    // Templates refuse or replace a system message that says nothing.
+    if let Some(instructions) = fields.text(&request_fields::INSTRUCTIONS)?.filter(|text| !text.is_empty()) {
         messages.push(json!({"role": "system", "content": instructions}));
     }
     match fields.required(&request_fields::INPUT, fields.tree(&request_fields::INPUT)?)? {
@@ -513,6 +514,8 @@ mod tests {
         for ((role, content), (expected_role, text)) in told.into_iter().zip(expected) {
             assert_eq!((role, content), (&json!(expected_role), &json!(text)));
         }
+        let without = parsed(json!({"instructions": ""})).expect("valid").chat.chat;
+        assert_eq!(without.messages.len(), 1);
         let answer = &chat.messages[2];
         assert_eq!(answer["reasoning_content"], "Look.");
         assert_eq!(answer["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{}"}));
