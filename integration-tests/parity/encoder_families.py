@@ -44,29 +44,6 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
 }
-# The text of Command A+, with a dense layer before the others as its class may have it.
-COMMAND_A_PLUS = shaped(
-    "",
-    "cohere2_moe",
-    rms_norm_eps=None,
-    layer_norm_eps=1e-5,
-    head_dim=16,
-    num_hidden_layers=5,
-    intermediate_size=24,
-    prefix_dense_intermediate_size=112,
-    first_k_dense_replace=1,
-    logit_scale=0.25,
-    num_experts=6,
-    num_experts_per_tok=3,
-    num_shared_experts=2,
-    shared_expert_combination_strategy="average",
-    expert_selection_fn="sigmoid",
-    norm_topk_prob=True,
-    sliding_window=24,
-    sliding_window_pattern=4,
-    prefix_dense_sliding_window_pattern=1,
-    tie_word_embeddings=True,
-)
 
 
 def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -161,7 +138,22 @@ def with_encoders(text: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "Cohere2VisionForConditionalGeneration", "cohere2_vision", text["Cohere 2 (Command R7B)"], SIGLIP
         ),
         "Command A+": with_images(
-            "Cohere2VisionForConditionalGeneration", "cohere2_vision", COMMAND_A_PLUS, SIGLIP
+            "Cohere2VisionForConditionalGeneration",
+            "cohere2_vision",
+            # Its class may have a dense layer before the others.
+            {
+                **{
+                    name: value
+                    for name, value in text["North Mini"].items()
+                    if name not in ("layer_types", "rms_norm_eps")
+                },
+                "architectures": [""],
+                "num_shared_experts": 2,
+                "shared_expert_combination_strategy": "average",
+                "norm_topk_prob": True,
+                "sliding_window_pattern": 4,
+            },
+            SIGLIP,
         ),
         "Aya Vision": with_images(
             "AyaVisionForConditionalGeneration", "aya_vision", text["Cohere 2 (Command R7B)"], SIGLIP

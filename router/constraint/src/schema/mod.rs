@@ -532,6 +532,15 @@ fn least(value: &Value, place: &Place<'_>) -> Result<u64> {
     count(value, place)?.ok_or_else(|| place.refuse(Kind::Unsatisfiable, "nothing is so long"))
 }
 
+/// How many there have to be at least, 0 where nothing is said, and at most.
+fn bounds(members: &Map<String, Value>, names: [&str; 2], place: &Place<'_>) -> Result<(u64, Option<u64>)> {
+    let [fewest, most] = names.map(|name| members.get(name).map(|value| (value, place.member(name))));
+    Ok((
+        fewest.map_or(Ok(0), |(value, place)| least(value, &place))?,
+        most.map_or(Ok(None), |(value, place)| count(value, &place))?,
+    ))
+}
+
 /// The listed values that a text can have: llguidance leaves a control character out of a text, but for those that have an escape of
 /// their own.
 fn written(values: &[Value], place: &Place<'_>) -> Result<Vec<Value>> {

@@ -6,7 +6,7 @@ use llguidance::derivre::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use super::logic::{SILENT, size};
-use super::{Parts, Place, Result, Translator, any_of, count, invalid, least};
+use super::{Parts, Place, Result, Translator, any_of, bounds, invalid};
 use crate::{
     error::Kind,
     pattern::{self, Strings},
@@ -64,12 +64,7 @@ impl<'a> Translator<'a> {
         for name in std::mem::take(&mut object.excluded) {
             object.properties.insert(name, Value::Bool(false));
         }
-        let fewest = members
-            .get("minProperties")
-            .map_or(Ok(0), |value| least(value, &place.member("minProperties")))?;
-        let most = members
-            .get("maxProperties")
-            .map_or(Ok(None), |value| count(value, &place.member("maxProperties")))?;
+        let (fewest, most) = bounds(members, ["minProperties", "maxProperties"], place)?;
         let counts = self.counts(&object, fewest as usize, most.map(|most| most as usize), place)?;
 
         self.check_optional(&object, place)?;
@@ -303,12 +298,7 @@ impl<'a> Translator<'a> {
             Value::Bool(true) => return Ok(()),
             Value::Bool(false) => expressions.push("^[^\\x00-\\u{10FFFF}]$".to_owned()),
             Value::Object(members) => {
-                let fewest = members
-                    .get("minLength")
-                    .map_or(Ok(0), |value| least(value, &place.member("minLength")))?;
-                let most = members
-                    .get("maxLength")
-                    .map_or(Ok(None), |value| count(value, &place.member("maxLength")))?;
+                let (fewest, most) = bounds(members, ["minLength", "maxLength"], place)?;
                 if fewest > 0 || most.is_some() {
                     let most = most.map_or(String::new(), |most| most.to_string());
                     expressions.push(format!(r"^[\x00-\u{{10FFFF}}]{{{fewest},{most}}}$"));
