@@ -173,9 +173,11 @@ def in_minimaxs_words(config: dict[str, Any], architecture: str, model_type: str
 
 def deepseek_ocr(text: dict[str, Any], architecture: str) -> dict[str, Any]:
     """The fields that its own config.json has, as it is quoted; its code says the rest."""
-    said = ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers")
-    said += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "n_routed_experts")
-    said += ("n_shared_experts", "num_experts_per_tok", "n_group", "topk_group")
+    said = [
+        *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "n_routed_experts"),
+        *("n_shared_experts", "num_experts_per_tok", "n_group", "topk_group"),
+    ]
     ranks = {"kv_lora_rank": None, "q_lora_rank": None}
     sizes = {"qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
     own = {"first_k_dense_replace": 1, "topk_method": "greedy", "use_mla": False, "lm_head": True}
