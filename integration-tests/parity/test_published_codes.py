@@ -1,10 +1,11 @@
-"""Families that are published in fp8, DeepSeek V4 with experts in fp4: the same model in codes and in what they stand for, to the last bit, from the
-names that each family's checkpoints have.
+"""Families that are published in fp8 and NVFP4, DeepSeek V4 with experts in fp4: the same model in codes and in what they stand for, to the last bit, from
+the names that each family's checkpoints have.
 """
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,115 @@ def in_fp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return pairs, torch.exp2(exponents.float()).to(torch.float8_e8m0fnu), numbers
 
 
+def in_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two numbers in each byte, a scale of e4m3 for each 16, one for all of them."""
+    made = torch.Generator().manual_seed(weight.numel())
+    codes = torch.randint(0, 16, weight.shape, generator=made)
+    scales = (torch.rand(*weight.shape[:-1], weight.shape[-1] // 16, generator=made) * 400 + 1).to(
+        torch.float8_e4m3fn
+    )
+    factor = torch.tensor(0.3) / 2**11
+    numbers = torch.from_numpy(FP4)[codes] * (scales.float() * factor).repeat_interleave(16, -1)
+    return (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8), scales, factor, numbers
+
+
+def are_the_same(
+    folder: Path, config: dict[str, Any], coded: dict[str, Tensor], scheme: dict[str, Any]
+) -> None:
+    """A model of plain numbers in `folder`, and the one in codes, also as a rank of two loads them."""
+    other = folder.parent / "coded"
+    other.mkdir()
+    save_file(coded, other / "model.safetensors", {"format": "pt"})
+    (other / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
+    for group in (ALONE, TensorGroup(1, 2)):
+        loaded = [
+            recipes.load(check_folder(one), one, torch.bfloat16, torch.device("cpu"), group)
+            for one in (folder, other)
+        ]
+        assert loaded[0].parameters == loaded[1].parameters
+        assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
+
+
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["ModelOpt", "compressed-tensors"])
+@pytest.mark.parametrize("family", ["DeepSeek V3", "Qwen3-MoE", "Qwen 3.5"])
+def test_a_family_in_nvfp4_is_the_family(family: str, is_compressed: bool, tmp_path: Path) -> None:
+    config = FAMILIES[family]
+    folder = make(tmp_path / "plain", config)
+    plain = load_file(folder / "model.safetensors")
+    coded, count = dict(plain), 0
+    for name, weight in list(plain.items()):
+        is_left_out = weight.dim() != 2 or weight.shape[1] % 16 or not LARGE.fullmatch(name)
+        if is_left_out or ROUTES.fullmatch(name):
+            continue
+        codes, scales, factor, plain[name] = in_nvfp4(weight)
+        del coded[name]
+        module = name.removesuffix("weight")
+        if is_compressed:
+            plain[name] = plain[name] / factor / (1 / factor)
+            coded |= {f"{name}_packed": codes, f"{name}_global_scale": 1 / factor.view(1)}
+            coded[f"{module}input_global_scale"] = torch.ones(1)
+        else:
+            coded |= {name: codes, f"{name}_scale_2": factor, f"{module}input_scale": torch.ones(())}
+        coded[f"{name}_scale"] = scales
+        count += 1
+    assert count > 8, sorted(plain)
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    scheme = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    if is_compressed:
+        scheme = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    are_the_same(folder, config, coded, scheme)
+
+
+def test_experts_of_llama_4_in_nvfp4_are_the_family(tmp_path: Path) -> None:
+    """As ModelOpt leaves them: one tensor for all, of two inputs in a byte."""
+    config = FAMILIES["Llama 4"]
+    folder = make(tmp_path / "plain", config)
+    plain = load_file(folder / "model.safetensors")
+    coded = dict(plain)
+    experts = [name for name in plain if re.search(r"experts\.(gate_up|down)_proj$", name)]
+    assert experts
+    for name in experts:
+        codes, scales, factor, exact = in_nvfp4(plain[name].transpose(1, 2))
+        plain[name] = exact.transpose(1, 2).contiguous()
+        coded |= {name: codes.transpose(1, 2).contiguous(), f"{name}_weight_scale_2": factor}
+        coded[f"{name}_weight_scale"] = scales.transpose(1, 2).contiguous()
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    are_the_same(folder, config, coded, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
+
+
+def test_the_n_grams_of_qwen_4_in_fp8_have_one_scale(tmp_path: Path) -> None:
+    config = FAMILIES["Qwen 4 with images"]
+    folder = make(tmp_path / "plain", config)
+    plain = load_file(folder / "model.safetensors")
+    coded, scale = dict(plain), torch.tensor([0.01]).bfloat16()
+    parts = [name for name in plain if "ngram_embedding.shard_" in name]
+    assert parts
+    for name in parts:
+        coded[name] = (plain[name].float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        plain[name] = coded[name].float() * scale
+        coded[re.sub(r"shard_\d+\.weight", "weight_scale", name)] = scale.clone()
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    are_the_same(folder, config, coded, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+
+def test_minimax_m3_in_mxfp8_is_the_family(tmp_path: Path) -> None:
+    config = FAMILIES["MiniMax M3"]
+    folder = make(tmp_path / "plain", config)
+    plain = load_file(folder / "model.safetensors")
+    coded, count = dict(plain), 0
+    for name, weight in list(plain.items()):
+        if weight.dim() != 2 or weight.shape[1] % 32 or not LARGE.fullmatch(name) or ROUTES.fullmatch(name):
+            continue
+        exponents = torch.randint(118, 122, (len(weight), weight.shape[1] // 32), dtype=torch.uint8)
+        wide = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+        coded[name] = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
+        plain[name], coded[f"{name}_scale_inv"] = coded[name].float() * wide, exponents
+        count += 1
+    assert count > 8
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    are_the_same(folder, config, coded, {"quant_method": "mxfp8", "weight_block_size": [1, 32]})
+
+
 @pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen 3.5"])
 def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
     config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
@@ -62,15 +172,5 @@ def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
         count += 1
     assert count > 8, sorted(plain)
     save_file(plain, folder / "model.safetensors", {"format": "pt"})
-    other = tmp_path / "coded"
-    other.mkdir()
-    save_file(coded, other / "model.safetensors", {"format": "pt"})
     scheme = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
-    (other / "config.json").write_text(json.dumps(config | {"quantization_config": scheme}))
-    for group in (ALONE, TensorGroup(1, 2)):
-        loaded = [
-            recipes.load(check_folder(one), one, torch.bfloat16, torch.device("cpu"), group)
-            for one in (folder, other)
-        ]
-        assert loaded[0].parameters == loaded[1].parameters
-        assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
+    are_the_same(folder, config, coded, scheme)

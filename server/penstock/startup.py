@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock import quantization
 from penstock.engine.engine import Engine
 from penstock.engine.engine_thread import EngineThread
 from penstock.engine.preparation import prepare
@@ -34,7 +35,6 @@ from penstock.models.packed_cache import PackedCache, usual_folder
 from penstock.parallel import rendezvous
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
-from penstock.quantization import NONE
 from penstock.rpc.address import Address
 from penstock.rpc.description import description_of
 from penstock.rpc.server import ProcessExit, listen
@@ -52,9 +52,9 @@ def serve(
     """Serves on this thread until a signal handler raises, and sets `listening` when it is loaded. Raises UnusableModel."""
     imported = time.perf_counter()
     folder: Path = arguments.model_dir
-    config = read_config(folder)
+    config = quantization.with_what_is_beside(read_config(folder), folder)
     # Of what is quantized the rest is bf16: nothing else is served with it.
-    is_free = arguments.dtype == "auto" and arguments.quantize not in (None, NONE)
+    is_free = arguments.dtype == "auto" and arguments.quantize not in (None, quantization.NONE)
     dtype = dtype_name(
         config,
         "bfloat16" if is_free else arguments.dtype,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from client import DEVICE, Numbering, make_plan, masks_of
+from penstock import quantization
 from penstock.engine import draft_model
 from penstock.engine.drafter import Drafter
 from penstock.engine.engine import Engine
@@ -53,7 +54,7 @@ class Driver:
         cache_dtype: str = "auto",
     ) -> None:
         """`draft_states`: None: as many as there are drafts in a step. `draft`: the folder of a draft model; `drafter`: what else makes drafts."""
-        config = json.loads((folder / "config.json").read_text())
+        config = quantization.with_what_is_beside(json.loads((folder / "config.json").read_text()), folder)
         self.engine = Engine(
             config,
             folder,

@@ -79,6 +79,63 @@ def pairs(weight: Tensor, seed: int) -> Coded:
     return {"": codes.view(torch.int8), "@scale": scales.view(POWERS)}, exact.reshape(rows, columns)
 
 
+def fp4(weight: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Random numbers of e2m1, two to a byte, the first in the lower half; and what they stand for without scales."""
+    numbers = torch.randint(0, 16, weight.shape, generator=torch.Generator().manual_seed(seed))
+    magnitude = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[numbers & 7]
+    return (numbers[..., ::2] | numbers[..., 1::2] << 4).byte(), torch.where(
+        numbers > 7, -magnitude, magnitude
+    )
+
+
+def nvfp4(weight: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Bytes, scales in e4m3 for each 16 inputs, the one that they are multiplied with, and what it all stands for."""
+    codes, numbers = fp4(weight, seed)
+    generator = torch.Generator().manual_seed(seed)
+    scales = (torch.rand(*weight.shape[:-1], weight.shape[-1] // 16, generator=generator) * 400 + 1).to(FP8)
+    factor = torch.tensor(0.5 ** (seed % 5 + 10))  # exact, also as its reciprocal
+    return codes, scales, factor, numbers * (scales.float() * factor).repeat_interleave(16, -1)
+
+
+def modelopt_nvfp4(weight: Tensor, seed: int) -> Coded:
+    codes, scales, factor, exact = nvfp4(weight, seed)
+    return {"": codes, "_scale": scales, "_scale_2": factor, "@input_scale": torch.ones(())}, exact
+
+
+def compressed_nvfp4(weight: Tensor, seed: int) -> Coded:
+    codes, scales, factor, exact = nvfp4(weight, seed)
+    made = {"_packed": codes, "_scale": scales, "_global_scale": (1 / factor).view(1)}
+    return made | {"@input_global_scale": torch.ones(1)}, exact
+
+
+def mixed(weight: Tensor, seed: int) -> Coded:
+    """Matrices of NVFP4 and of fp8 in turn."""
+    return modelopt_nvfp4(weight, seed) if seed % 2 else one(weight, seed)
+
+
+def compressed_mxfp4(weight: Tensor, seed: int) -> Coded:
+    codes, numbers = fp4(weight, seed)
+    scales = mxfp8(weight, seed)[0]["_scale"]
+    exact = numbers * torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+    return {"_packed": codes, "_scale": scales}, exact
+
+
+def mxfp8(weight: Tensor, seed: int) -> Coded:
+    rows, columns = weight.shape
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(118, 122, (rows, columns // 32), dtype=torch.uint8, generator=generator)
+    wide = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    codes = (weight / wide).clamp(-448, 448).to(FP8)
+    return {"": codes, "_scale": exponents}, codes.float() * wide
+
+
+def modelopt_blocks(weight: Tensor, seed: int) -> Coded:
+    """ModelOpt's FP8_PB_WO: scales are (o, 1, i, 1)."""
+    scales = random_scales(weight, (16, 32), seed)
+    codes = (weight / spread(scales, weight, (16, 32))).to(FP8)
+    return {"": codes, "_scale": scales[:, None, :, None]}, codes.float() * spread(scales, weight, (16, 32))
+
+
 def packed(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Along the last dimension, as many as fit into words of 32 bits, the first lowest or in this order."""
     each = 32 // bits
@@ -132,6 +189,22 @@ def compressed(weight: Tensor, seed: int) -> Coded:
     return made | {"_shape": torch.tensor(weight.shape)}, exact
 
 
+def compressed_zeros(bits: int, group_I: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Coded]:
+    """Numbers of so many bits, words of zero points down the outputs; `group_I` may be in any order (`actorder` `group`)."""
+
+    def made(weight: Tensor, seed: int) -> Coded:
+        numbers, zeros, scales, exact = grouped(weight, seed, bits, group_I(weight))
+        codes = {"_packed": packed(numbers, bits), "_scale": scales.T.contiguous()}
+        codes["_zero_point"] = packed(zeros, bits).T.contiguous()
+        return codes | ({} if group_I is in_order else {"_g_idx": group_I(weight).int()}), exact
+
+    return made
+
+
+def in_any_order(weight: Tensor) -> Tensor:
+    return in_order(weight)[torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(5))]
+
+
 KINDS: dict[str, tuple[Callable[[Tensor, int], Coded], dict[str, Any]]] = {
     "blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 40]}),
     "rows": (rows, {"quant_method": "fbgemm_fp8"}),
@@ -142,6 +215,52 @@ KINDS: dict[str, tuple[Callable[[Tensor, int], Coded], dict[str, Any]]] = {
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "compressed": (compressed, {"quant_method": "compressed-tensors", "format": "pack-quantized"}),
     "pairs": (pairs, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "compressed zeros": (
+        compressed_zeros(4, in_order),
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    ),
+    "compressed zeros of 8 bits": (
+        compressed_zeros(8, in_order),
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    ),
+    "compressed zeros in any order": (
+        compressed_zeros(4, in_any_order),
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    ),
+    "nvfp4": (modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "nvfp4 and fp8": (
+        mixed,
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                "a": {"quant_algo": "FP8"},
+                "b": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+            },
+        },
+    ),
+    "compressed nvfp4": (
+        compressed_nvfp4,
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+    ),
+    "compressed mxfp4": (
+        compressed_mxfp4,
+        {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
+    ),
+    "mxfp8": (mxfp8, {"quant_method": "mxfp8", "weight_block_size": [1, 32]}),
+    "modelopt blocks": (modelopt_blocks, {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}),
+    "auto-round": (
+        gptq,
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 16},
+    ),
+    "quark": (
+        one,
+        {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}},
+            "algo_config": None,
+        },
+    ),
 }
 
 
@@ -249,6 +368,89 @@ def test_experts_as_gpt_oss_is_published(tmp_path: Path) -> None:
     for group in (ALONE, TensorGroup(1, 2)):
         loaded = [recipes.load(check_folder(one), one, torch.bfloat16, CPU, group) for one in folders]
         assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
+
+
+def test_experts_of_gpt_oss_as_modelopt_leaves_them_in_nvfp4(tmp_path: Path) -> None:
+    """(X, in / 2, out) with scales (X, in / 16, out), and one number for all experts or for each."""
+    coded, plain = gpt_oss(tmp_path)
+    exact = load_file(plain / "model.safetensors")
+    held = dict(exact)
+    for seed, name in enumerate(("gate_up_proj", "down_proj")):
+        name = f"model.layers.0.mlp.experts.{name}"
+        codes, scales, factor, numbers = nvfp4(exact[name].transpose(1, 2), seed)
+        of_each = torch.exp2(torch.arange(4.0)) if seed else torch.ones(())
+        exact[name] = (numbers * of_each.view(-1, 1, 1)).transpose(1, 2).contiguous()
+        held |= {name: codes.transpose(1, 2).contiguous(), f"{name}_weight_scale_2": factor * of_each}
+        held[f"{name}_weight_scale"] = scales.transpose(1, 2).contiguous()
+    checkpoints.write(plain, json.loads((plain / "config.json").read_text()), exact)
+    config = json.loads((coded / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    checkpoints.write(coded, config, held)
+    for group in (ALONE, TensorGroup(1, 2)):
+        loaded = [recipes.load(check_folder(one), one, torch.bfloat16, CPU, group) for one in (coded, plain)]
+        assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
+
+
+def test_inputs_that_are_scaled_before_they_are_multiplied_are_named(tmp_path: Path) -> None:
+    """ModelOpt's NVFP4_AWQ leaves such scales where no norm has taken them."""
+    folder, _ = written(tmp_path, "nvfp4")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_algo"] = "NVFP4_AWQ"
+    held, name = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj.pre_quant_scale"
+    checkpoints.write(folder, config, held)
+    check_folder(folder)
+    checkpoints.write(folder, config, held | {name: torch.ones(128)})
+    assert f"1 tensor without a place in the model: {name}" in refusal(folder)
+
+
+def test_what_only_a_file_beside_config_json_says_is_read(tmp_path: Path) -> None:
+    """The second version of GPTQ, of which zero points are as they are."""
+    beside = {"bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"}
+    for says in (beside, {"format": "gptq_v2"}):
+        folder, plain = written(tmp_path / str(len(says)), "gptq")
+        held = load_file(folder / "model.safetensors")
+        ones = sum(1 << at for at in range(0, 32, 4))
+        for name in (one for one in held if one.endswith("qzeros")):
+            held[name] = (held[name].view(torch.uint32).long() + ones).to(torch.uint32).view(torch.int32)
+        config = json.loads((folder / "config.json").read_text())
+        del config["quantization_config"]
+        checkpoints.write(folder, config, held)
+        (folder / "quantize_config.json").write_text(json.dumps(says))
+        coded, exact = (recipes.load(check_folder(one), one, torch.bfloat16, CPU) for one in (folder, plain))
+        assert all(map(torch.equal, coded.weights(), exact.weights()))
+
+
+def test_parts_of_a_table_have_one_scale(tmp_path: Path) -> None:
+    """Qwen 4's n-grams in fp8, and in NVFP4 with a factor for all parts."""
+    name = "ngram_embedding.shard_3.weight"
+    table = {"weight_scale": Stored("file", "BF16", (1,), 0, 0)}
+    stored = {f"ngram_embedding.{one}": part for one, part in table.items()}
+    stored[name] = Stored("file", "F8_E4M3", (40, 32), 0, 0)
+    found = codes.find(name, (40, 32), stored, None)
+    assert isinstance(found, codes.Matrix) and found.block == (40, 32)
+    stored = {
+        name: Stored("file", "U8", (40, 16), 0, 0),
+        f"{name}_scale": Stored("file", "F8_E4M3", (40, 2), 0, 0),
+    }
+    stored["ngram_embedding.weight_scale_2"] = Stored("file", "F32", (), 0, 0)
+    found = codes.find(name, (40, 32), stored, None)
+    assert isinstance(found, codes.Matrix) and found.factor == "ngram_embedding.weight_scale_2"
+
+
+def test_bytes_of_half_a_width_are_fp4_with_its_scales_alone() -> None:
+    """Whole numbers of 4 bits with a scale for each row are not."""
+    shape = (64, 64)
+    for dtype, grid in (("F32", (64, 1)), ("F32", (64, 2)), ("U8", (64, 1)), ("F8_E4M3", (64, 4))):
+        stored = stored_as(weight=("U8", (64, 32)), weight_scale=(dtype, grid))
+        found = codes.find("x.weight", shape, stored, None)
+        assert isinstance(found, str) and found.startswith("x.weight_scale is")
+    held = {"weight": ("U8", (64, 32)), "weight_scale": ("F8_E4M3", (64, 4))}
+    for factor, says in ((("F32", (2,)), "no grid"), (("I32", ()), "is of I32")):
+        found = codes.find("x.weight", shape, stored_as(**held, weight_scale_2=factor), None)
+        assert isinstance(found, str) and found.startswith("x.weight_scale_2 is") and says in found
+    for wrong in (("U8", (64, 4)), ("F8_E4M3", (64, 2))):
+        parts = held | {"weight_scale": wrong, "weight_scale_2": ("F32", ())}
+        assert isinstance(codes.find("x.weight", shape, stored_as(**parts), None), str)
 
 
 def refusal(folder: Path) -> str:

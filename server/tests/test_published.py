@@ -41,8 +41,11 @@ def written(folder: Path, kind: str, group: int, left_out: str = "none", **schem
             continue
         codes, plain[name] = codes_of(kind, group, name, weight, seed)
         held |= codes
-    if kind == "compressed-tensors":
-        weights = {"num_bits": 4, "type": "int", "group_size": group, "strategy": "group", "actorder": None}
+    if kind.startswith("compressed-tensors"):
+        kind, weights = (
+            "compressed-tensors",
+            {"num_bits": 4, "type": "int", "group_size": group, "strategy": "group", "actorder": None},
+        )
         scheme |= {"format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}
     else:
         scheme = {"bits": 4, "group_size": group} | scheme
@@ -59,13 +62,16 @@ def codes_of(kind: str, group: int, name: str, weight: Tensor, seed: int) -> tup
     numbers, zeros, scales, exact = grouped(weight, seed, 4, of_I)
     scales = (scales.float() / 4 + 0.001).half()
     module = name.removesuffix("weight")
-    if kind == "compressed-tensors":
+    if kind.startswith("compressed-tensors"):
         scales = scales.bfloat16().half()
         held[f"{name}_packed"], held[f"{name}_scale"] = (
             packed(numbers, 4),
             scales.T.bfloat16().contiguous(),
         )
-        zeros = torch.full_like(zeros, 8)
+        if kind.endswith("zeros"):
+            held[f"{name}_zero_point"] = packed(zeros, 4).T.contiguous()
+        else:
+            zeros = torch.full_like(zeros, 8)
     else:
         words = packed(numbers.T, 4, ORDER) if kind == "awq" else packed(numbers, 4).T.contiguous()
         of_zeros = packed(zeros, 4, ORDER) if kind == "awq" else packed(zeros - 1, 4)
@@ -80,7 +86,7 @@ def formats(driver: Driver) -> set[str]:
     return {one.format.name for one in driver.engine.native.program.body if one.kind == Kind.LINEAR}
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors", "compressed-tensors with zeros"])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_groups_of_4_bits_stay_what_they_are(
     kind: str, group: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -94,6 +100,16 @@ def test_groups_of_4_bits_stay_what_they_are(
     assert 0 < relative_error(whole(driver), exact) < 0.08
     numbers = Driver(codes, torch.bfloat16, max_sequence_tokens=LENGTH, quantize="none")
     assert formats(numbers) == {"BF16"} and torch.equal(whole(numbers), exact)
+
+
+def test_what_only_a_file_beside_config_json_says_stays_4_bits(tmp_path: Path) -> None:
+    codes, _ = written(tmp_path, "gptq", 128)
+    config = json.loads((codes / "config.json").read_text())
+    says = config.pop("quantization_config")
+    (codes / "config.json").write_text(json.dumps(config))
+    del says["quant_method"]
+    (codes / "quantize_config.json").write_text(json.dumps(says))
+    assert formats(Driver(codes, torch.bfloat16, max_sequence_tokens=LENGTH)) == {"GROUPS_128"}
 
 
 def test_an_encoder_decoder_of_4_bits_stays_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +191,11 @@ def test_a_group_is_what_config_json_says() -> None:
     assert (
         of(quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}}) == "groups_128"
     )
+    weights["type"] = "float"
+    assert of(quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}}) is None
+    groups = {"group_0": {"weights": {**weights, "type": "int"}}, "group_1": {"weights": weights}}
+    assert of(quant_method="compressed-tensors", config_groups=groups) is None, "NVFP4 would be rounded"
+    assert of(quant_method="auto-round", bits=4, group_size=128) == "groups_128"
     assert of(quant_method="mxfp4") == "fp4_32"
     assert quantization.published({"quantization_config": "gptq"}) is None
     assert quantization.published({}) is None

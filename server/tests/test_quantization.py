@@ -10,6 +10,7 @@ import torch
 import checkpoints
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
+from penstock.models import recipes
 
 
 def refusal(folder: Path) -> str:
@@ -17,6 +18,31 @@ def refusal(folder: Path) -> str:
         check_folder(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def quantized(method: str, **given: Any) -> dict[str, Any]:
+    """What config.json says of it."""
+    return {"quantization_config": {"quant_method": method, **given}}
+
+
+def rounded(*formats: str, **given: Any) -> dict[str, Any]:
+    """Of compressed-tensors: one format, or one for each group."""
+    groups = {f"group_{at}": {"format": one} for at, one in enumerate(formats)}
+    format = formats[0] if len(formats) == 1 else "mixed-precision"
+    return quantized("compressed-tensors", format=format, config_groups=groups, **given)
+
+
+def modelopt(*algorithms: str) -> dict[str, Any]:
+    layers = {f"model.layers.{at}": {"quant_algo": one} for at, one in enumerate(algorithms)}
+    return quantized("modelopt", quant_algo="MIXED_PRECISION", quantized_layers=layers)
+
+
+def auto_round(**given: Any) -> dict[str, Any]:
+    return quantized("auto-round", **{"packing_format": "auto_round:auto_gptq", "bits": 4, **given})
+
+
+def quark(dtype: str, **given: Any) -> dict[str, Any]:
+    return quantized("quark", global_quant_config={"weight": {"dtype": dtype}}, **given)
 
 
 @pytest.fixture
@@ -35,15 +61,68 @@ def folder(tmp_path: Path) -> Path:
         ({"quantization_config": {"quant_method": "eetq"}}, "eetq"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
-        ({"compression_config": {"format": "nvfp4-pack-quantized"}}, "compressed-tensors"),
-        ({"quantization_config": {"quant_algo": "NVFP4"}}, "nvfp4"),
+        ({"compression_config": {"format": "marlin-24"}}, "compressed-tensors, marlin-24"),
+        ({"quantization_config": {"quant_algo": "W4A16_AWQ"}}, "modelopt w4a16_awq"),
         ({"quantization_config": {"bits": 2}}, "unknown"),
+        ({"quantization_config": {"bits": 4, "group_size": 64}}, "mlx"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "mlx"),
+        ({"quantization_config": {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}}, "torchao"),
+        ({"quantization_config": {"dense_quant_type": "wint8", "moe_quant_type": "wint4"}}, "paddle"),
+        ({"quantization_config": {"quant_method": "awq", "version": "GEMV"}}, "awq gemv"),
+        (
+            rounded("float-quantized", transform_config={"config_groups": {"R4": {}}}),
+            "compressed-tensors, transform_config",
+        ),
+        (rounded("float-quantized", "marlin-24"), "compressed-tensors, marlin-24"),
+        (modelopt("FP8", "W4A8_AWQ"), "modelopt mixed_precision"),
+        ({"quantization_config": {"quant_algo": "MIXED_PRECISION"}}, "modelopt mixed_precision"),
+        (auto_round(packing_format="auto_round"), "auto-round, auto_round"),
+        (auto_round(data_type="mx_fp"), "auto-round, auto_round:auto_gptq"),
+        (auto_round(spinquant_config={"r1": True}), "auto-round, spinquant_config, auto_round:auto_gptq"),
+        (quark("int4"), "quark"),
+        (quark("fp4", algo_config=[{"name": "rotation", "r4": True}]), "quark"),
+        ({"quantization_config": {"quant_method": "quark"}}, "quark"),
         ({"text_config": {"quantization_config": {"quant_method": "hqq"}}}, "hqq"),
     ],
 )
 def test_a_scheme_in_config_json_is_named(changes: dict[str, Any], scheme: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(checkpoints.config(**changes)))
     assert f"the weights are quantized ({scheme})" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        rounded("nvfp4-pack-quantized", transform_config={}),
+        rounded("float-quantized", "nvfp4-pack-quantized"),
+        rounded("dense"),
+        modelopt("FP8", "NVFP4"),
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": None, "kv_cache_scheme": "FP8"}},
+        auto_round(packing_format="auto_round:auto_awq"),
+        quark("fp4", layer_quant_config={"*lm_head": {"weight": {"dtype": "fp8_e4m3"}}}),
+    ],
+)
+def test_schemes_whose_parts_are_all_served_are_not_refused(changes: dict[str, Any], folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(checkpoints.config(**changes)))
+    check_folder(folder)
+
+
+def test_a_cache_alone_that_is_quantized_leaves_the_weights_what_they_are(tmp_path: Path) -> None:
+    config = checkpoints.config()
+    scales = {f"model.layers.0.self_attn.k_proj.{name}_scale": torch.ones(()) for name in "kv"}
+    folder = checkpoints.write(tmp_path / "model", config, checkpoints.tensors(config) | scales)
+    says: dict[str, Any] = {
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8", "exclude_modules": []}
+    }
+    (folder / "hf_quant_config.json").write_text(json.dumps(says))
+    recipes.load(check_folder(folder), folder, torch.float32, torch.device("cpu"))
+
+
+def test_a_refusal_says_what_is_read_and_does_not_ask_for_a_recipe_that_is_there(folder: Path) -> None:
+    changes = {"quantization_config": {"quant_method": "compressed-tensors", "format": "marlin-24"}}
+    (folder / "config.json").write_text(json.dumps(checkpoints.config(**changes)))
+    said = refusal(folder)
+    assert "NVFP4" in said and "with a recipe" not in said
 
 
 def test_a_config_that_switches_quantization_off_is_none(folder: Path) -> None:
@@ -56,7 +135,7 @@ def test_a_config_that_switches_quantization_off_is_none(folder: Path) -> None:
     ("name", "content", "scheme"),
     [
         ("quantize_config.json", {"bits": 4, "is_marlin_format": True}, "marlin"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "modelopt nvfp4"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "modelopt w4a8_awq"),
     ],
 )
 def test_a_scheme_in_a_file_beside_it_is_named(
@@ -74,6 +153,8 @@ def test_a_scheme_in_a_file_beside_it_is_named(
         ("weight_scale_2", "nvfp4"),
         ("weight.quant_state.bitsandbytes__nf4", "bitsandbytes"),
         ("weight_packed", "compressed-tensors"),
+        ("Qidxs", "quip#"),
+        ("weight._data", "quanto"),
     ],
 )
 def test_tensors_of_a_scheme_that_no_config_names_are_recognized(

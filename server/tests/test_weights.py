@@ -353,6 +353,11 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
     assert refusal(folder).endswith(
         "no model.safetensors and no model.safetensors.index.json, only model.gguf"
     )
+    assert "GGUF files are not read" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert refusal(folder).endswith(
+        "no config.json; GGUF files are not read: serve the model's safetensors files"
+    )
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def examine(folder: Path, question: Question) -> Report:
         report.quantization = quantized(config or {}, folder, stored)
         if config is not None:
             quantization.refuse(config, folder, stored or ())
+            config = quantization.with_what_is_beside(config, folder)
     except UnusableModel as error:
         report.problems.append(str(error))
     try:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
@@ -83,7 +84,7 @@ class Checkpoint:
         self._files = weight_files(folder, trusted)
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
-        self._config = read_json(folder, CONFIG) or {}
+        self._config = quantization.with_what_is_beside(read_json(folder, CONFIG) or {}, folder)
         self._has_codes = False
         self._used: dict[str, int] = {}
         self._copies: dict[tuple[str, str], bool] = {}
@@ -215,7 +216,7 @@ class Checkpoint:
         it seems.
         """
         extra = [name for name in self._stored if name not in self._used and not ignored.fullmatch(name)]
-        if self._has_codes:
+        if self._has_codes or any(codes.schemes(self._config)):
             extra = [
                 name
                 for name in extra

@@ -22,7 +22,7 @@ from penstock.loading.model_files import (
 
 
 def check_folder(folder: Path, trusted: bool = False) -> dict[str, Any]:
-    """config.json of a folder that nothing is wrong with so far. Raises UnusableModel.
+    """config.json of a folder that nothing is wrong with so far, `quantization.with_what_is_beside` it. Raises UnusableModel.
 
     `trusted`: the user has agreed to pickled weights (--trust-remote-code).
     """
@@ -31,7 +31,7 @@ def check_folder(folder: Path, trusted: bool = False) -> dict[str, Any]:
     files, stored = check_weights(folder, trusted)
     check_numbers(config, None if files.pickled else len(stored))
     quantization.refuse(config, folder, stored)
-    return config
+    return quantization.with_what_is_beside(config, folder)
 
 
 # Numbers of config.json that something is made of for each of, before it can be compared with the weights.

@@ -24,6 +24,7 @@ PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 # How weights may be stored otherwise; only named in errors.
 FOREIGN = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".nemo", ".npz")
+UNREAD = {".gguf": "GGUF", ".npz": "npz", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax's"}
 
 CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
 
@@ -138,7 +139,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises UnusableModel."""
     config = read_json(folder, CONFIG)
     if config is None:
-        raise UnusableModel(f"{folder}: no {CONFIG}")
+        is_gguf = folder.is_dir() and any(path.suffix == ".gguf" for path in folder.iterdir())
+        why = "; GGUF files are not read: serve the model's safetensors files" if is_gguf else ""
+        raise UnusableModel(f"{folder}: no {CONFIG}{why}")
     return config
 
 
@@ -204,7 +207,9 @@ def choose(names: Collection[str], trusted: bool) -> tuple[str, bool]:
             raise UnusableModel(f"no weights in safetensors files, only pickled ones ({name}); {CONSENT}")
     others = sorted(name for name in names if name.endswith((*FOREIGN, ".safetensors")))
     only = f", only {listed(others, 3)}" if others else ""
-    raise UnusableModel(f"no {SINGLE} and no {INDEX}{only}")
+    kinds = [name for ending, name in UNREAD.items() if any(one.endswith(ending) for one in others)]
+    why = f"no weights in safetensors files, and {kinds[0]} files are not read: " if kinds else ""
+    raise UnusableModel(f"{why}no {SINGLE} and no {INDEX}{only}")
 
 
 def weight_files(folder: Path, trusted: bool = False) -> WeightFiles:

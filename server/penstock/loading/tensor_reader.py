@@ -21,7 +21,7 @@ from penstock.loading.host import NEEDS_TORCH, threads_of
 from penstock.loading.madvise import let_go
 from penstock.loading.model_files import Stored, WeightFiles, catalogue, check_present, compare
 from penstock.loading.read_ahead import Progress, ReadAhead
-from penstock.quantization.codes import EXPONENTS, Matrix, powers
+from penstock.quantization.codes import EXPONENTS, TABLES, Matrix, powers
 from penstock.quantization.words import Words
 from penstock_kernels import tensors
 from penstock_kernels.tensors import HostArray, Tensor, host
@@ -133,7 +133,11 @@ class TensorReader:
         """Copies what these ranges of a matrix of codes stand for, as `copy` does with numbers."""
         if self._ahead is not None:
             self._ahead.begin(self.stored[matrix.codes])
-        codes = self._bytes(matrix.codes).reshape(*matrix.shape[:-1], matrix.row_bytes)
+        codes = self._bytes(matrix.codes).reshape(self.stored[matrix.codes].shape)
+        if matrix.is_turned:
+            assert columns is None, "nobody divides the outputs of such experts"
+            codes, made = codes.swapaxes(1, 2), made.transpose(1, 2)
+        codes = codes.reshape(*matrix.shape[:-1], matrix.row_bytes)
         scales = np.broadcast_to(self._scales(matrix), (*matrix.shape[:-2], *matrix.grid[-2:]))
         at = 0
         for some in [slice(0, matrix.shape[0])] if rows is None else rows:
@@ -142,7 +146,7 @@ class TensorReader:
             if codes.ndim == 2:
                 self._decode(into, codes[some], some.start, scales, matrix, columns)
                 continue
-            flat = into.view(-1, *into.shape[-2:])
+            flat = into if into.dim() == 3 else into.view(-1, *into.shape[-2:])
             each = zip(
                 flat,
                 codes[some].reshape(-1, *codes.shape[-2:]),
@@ -237,7 +241,12 @@ class TensorReader:
         stored = self.stored[matrix.scales]
         if stored.dtype in EXPONENTS:
             return powers(self._bytes(matrix.scales)).reshape(matrix.grid)
-        return host(self._source(matrix.scales).float()).reshape(matrix.grid)
+        if matrix.factor is None:
+            return host(self._source(matrix.scales).float()).reshape(matrix.grid)
+        scales = TABLES[stored.dtype][self._bytes(matrix.scales)].reshape(stored.shape)
+        scales = scales.swapaxes(1, 2) if matrix.is_turned else scales
+        factor = host(self._source(matrix.factor).float()).reshape(-1, *[1] * (len(matrix.grid) - 1))
+        return scales / factor if matrix.divides else scales * factor
 
     def _source(self, name: str) -> Tensor:
         """The whole tensor as it is stored; its pages are read when they are touched."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import CONFIG, read_json, whole_and_text
+from penstock.quantization.codes import groups_of
 
 # Configuration files beside config.json, each with the scheme that is meant where the file names none.
 BESIDE = {
@@ -19,9 +20,36 @@ BESIDE = {
     "hf_quant_config.json": "modelopt",
 }
 # Codes of 8 and 4 bits with scales (`codes`), and whole numbers in words (`words`).
-SERVED = ("fp8", "fbgemm-fp8", "modelopt fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
-WORDS = ("compressed-tensors", "gptq", "awq")
-COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+SERVED = ("fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
+# Of NVIDIA's ModelOpt, for the whole checkpoint or (`mixed_precision`) for some layers.
+MODELOPT = {
+    f"modelopt {one}"
+    for one in ("fp8", "fp8_pb_wo", "fp8_per_channel_per_token", "mxfp8", "nvfp4", "nvfp4_awq", "w4a16_nvfp4")
+}
+WORDS = ("compressed-tensors", "gptq", "awq", "auto-round")
+# Of compressed-tensors, for the whole checkpoint or (`mixed-precision`) for each group of matrices; `dense`: only the cache is quantized.
+COMPRESSED = (
+    "dense",
+    "float-quantized",
+    "int-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "pack-quantized",
+)
+# Layouts of AutoRound that are GPTQ's first and AWQ's. Its plain `auto_round` has zero points of another kind.
+AUTO_ROUND = (
+    "auto_round:auto_gptq",
+    "auto_round:gptq",
+    "auto_gptq",
+    "auto_round:auto_awq",
+    "auto_round:awq",
+    "auto_awq",
+)
+# What says that activations are rotated before they are multiplied, which no tensor shows.
+ROTATIONS = ("spinquant_config", "rotation_config", "hadamard_config", "transform_config")
+READ = "fp8, MXFP8, MXFP4, NVFP4, int8, GPTQ and AWQ, also of compressed-tensors and ModelOpt, are read"
 
 # How weights of 4 bits are served where the CPU engine runs the model: as they are. And the value of --quantize that
 # has them, like all others, served as the numbers of bf16 that they stand for.
@@ -32,6 +60,8 @@ GROUPS, FP4 = (32, 64, 128), "fp4_32"
 TRACES = (
     (re.compile("q_scale|q_scale_max|q_groups"), "exl2"),
     (re.compile("trellis"), "exl3"),
+    (re.compile("Qidxs"), "quip#"),
+    (re.compile("_data"), "quanto"),
     (re.compile("SCB|bitsandbytes__.*"), "bitsandbytes"),
     (re.compile("g_idx"), "gptq"),
     (re.compile("qweight"), "gptq or awq"),
@@ -50,10 +80,10 @@ def scheme_of(config: dict[str, Any], folder: Path, tensors: Collection[str] = (
             scheme = _method(given, "compressed-tensors" if key == "compression_config" else None)
             if scheme is not None:
                 return scheme, f"{CONFIG}: {key}"
-    for name, usual in BESIDE.items():
-        given = read_json(folder, name)
-        if given is not None:
-            return _method(given, usual) or usual, name
+    for name, given in _beside(folder):
+        scheme = _method(given, None)
+        if scheme is not None:
+            return scheme, name
     endings = {tensor.rpartition(".")[2]: tensor for tensor in tensors}
     for pattern, scheme in TRACES:
         for ending, tensor in endings.items():
@@ -67,12 +97,15 @@ def refuse(
 ) -> None:
     """Raises UnusableModel, naming the scheme, when the weights are quantized as none is served. `has_recipe`: transformers do not read the model."""
     found = scheme_of(config, folder, tensors)
-    if found is None or (has_recipe and is_served(found[0], config)):
+    if found is None or (has_recipe and is_served(found[0], with_what_is_beside(config, folder))):
         return
     scheme, says = found
     way_out = "serve a checkpoint in float32, bfloat16 or float16"
-    if scheme in SERVED:
+    if is_served(scheme, with_what_is_beside(config, folder)):
         way_out = f"of models with a recipe it is; {way_out}"
+    elif has_recipe:
+        way_out = f"{READ}; or {way_out}"
+    scheme = ", ".join((scheme, *_details(scheme, config)))
     raise UnusableModel(f"{says}: the weights are quantized ({scheme}), which is not supported; {way_out}")
 
 
@@ -80,20 +113,60 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
     """Whether the weights of a model with a recipe are read."""
     if scheme == "mxfp4":
         return config.get("model_type") == "gpt_oss"
-    if scheme != "compressed-tensors":
-        return scheme in SERVED
-    given = next((given for _, given in _said(config) if isinstance(given, dict)), {})
-    return given.get("format") in COMPRESSED
+    given = _first(config)
+    if any(given.get(key) for key in ROTATIONS):
+        return False
+    if scheme == "compressed-tensors":
+        return all(format in COMPRESSED for format in _formats(given))
+    if scheme == "auto-round":
+        return given.get("packing_format") in AUTO_ROUND and given.get("data_type", "int") == "int"
+    if scheme == "quark":
+        return _is_served_quark(given)
+    if scheme == "modelopt mixed_precision":
+        layers = (_object(given, "quantization") or given).get("quantized_layers")
+        held = layers.values() if isinstance(layers, dict) else ()
+        found = {_method(one, None) for one in held}
+        return bool(found) and found <= MODELOPT
+    return scheme in SERVED or scheme in MODELOPT
+
+
+def _details(scheme: str, config: dict[str, Any]) -> Iterator[str]:
+    """What of a scheme that is served in part is not."""
+    given = _first(config)
+    yield from (key for key in ROTATIONS if given.get(key))
+    if scheme == "compressed-tensors":
+        yield from dict.fromkeys(str(one) for one in _formats(given) if one and one not in COMPRESSED)
+    if scheme == "auto-round" and given.get("packing_format"):
+        yield str(given["packing_format"])
+
+
+def _formats(given: dict[str, Any]) -> list[Any]:
+    """Of compressed-tensors: of all matrices, or of each group of them."""
+    if given.get("format") != "mixed-precision":
+        return [given.get("format")]
+    return [one.get("format") for one in groups_of(given)] or ["mixed-precision"]
+
+
+def _is_served_quark(given: dict[str, Any]) -> bool:
+    """Of AMD's Quark: fp8, and fp4 with powers of two, with no rotation, which `codes` would not see."""
+    algorithms = given.get("algo_config") or []
+    for one in algorithms if isinstance(algorithms, list) else [algorithms]:
+        if not isinstance(one, dict) or one.get("name") in ("rotation", "quarot"):
+            return False
+    parts = [given.get("global_quant_config"), *(_object(given, "layer_quant_config") or {}).values()]
+    weights = [part.get("weight") for part in parts if isinstance(part, dict)]
+    dtypes = [one.get("dtype") if isinstance(one, dict) else one for one in weights if one is not None]
+    return bool(dtypes) and all(dtype in ("fp8_e4m3", "fp8_e5m2", "fp4") for dtype in dtypes)
 
 
 def published(config: dict[str, Any]) -> str | None:
     """The engine's format that has a checkpoint's numbers of 4 bits as they are: fp4, or whole numbers with scales for groups of inputs that are
     beside each other; None: it is of neither.
     """
-    for _, given in _said(config):
+    for key, given in _said(config):
         if not isinstance(given, dict):
             continue
-        method = _method(given, "compressed-tensors")
+        method = _method(given, "compressed-tensors" if key == "compression_config" else None)
         if method == "mxfp4":
             return FP4
         size = _group_size(given) if method in WORDS else None
@@ -102,19 +175,54 @@ def published(config: dict[str, Any]) -> str | None:
     return None
 
 
+def with_what_is_beside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """config.json, with what only a file beside it says of how the weights are quantized. Raises UnusableModel."""
+    if any(given for _, given in _said(config)):
+        return config
+    return next(({**config, "quantization_config": given} for _, given in _beside(folder)), config)
+
+
+def _beside(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What files beside config.json say of it, with their names."""
+    for name, usual in BESIDE.items():
+        given = read_json(folder, name)
+        if given is not None:
+            yield name, {"quant_method": usual, **given}
+
+
 def _said(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What config.json says of how weights are quantized, wherever it says it, with its key."""
     for part in whole_and_text(config):
         for key in ("quantization_config", "compression_config"):
             yield key, part.get(key)
+        if _is_mlx(_object(part, "quantization") or {}):
+            yield "quantization", part["quantization"]
+
+
+def _first(config: dict[str, Any]) -> dict[str, Any]:
+    """The first object of config.json that says how weights are quantized."""
+    return next((given for _, given in _said(config) if isinstance(given, dict)), {})
+
+
+def _object(given: dict[str, Any], key: str) -> dict[str, Any] | None:
+    found = given.get(key)
+    return found if isinstance(found, dict) else None
+
+
+def _is_mlx(given: dict[str, Any]) -> bool:
+    """Of Apple's MLX, which names no method."""
+    return {"bits", "group_size"} <= given.keys()
 
 
 def _group_size(given: dict[str, Any]) -> int | None:
     """How many inputs beside each other have a scale, of whole numbers of 4 bits."""
-    groups = given.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    held = first.get("weights") if isinstance(first, dict) else given
-    if not isinstance(held, dict) or held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
+    groups = [one["weights"] for one in groups_of(given) if isinstance(one.get("weights"), dict)]
+    held = groups[0] if groups else given
+    if held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
+        return None
+    if any(
+        one.get("type", "int") != "int" for one in groups
+    ):  # of fp4, or of fp8 beside them, which would be rounded
         return None
     size = held.get("group_size", held.get("q_group_size"))
     if size in (-1, None):  # one for all inputs of an output
@@ -137,15 +245,21 @@ def _method(given: Any, usual: str | None) -> str | None:
         return usual or "unknown"
     if given.get("is_marlin_format") or given.get("checkpoint_format") == "marlin":
         return "marlin"
-    inner = given.get("quantization")
-    if isinstance(inner, dict) and inner.get("quant_algo"):  # of NVIDIA's ModelOpt
-        return f"modelopt {str(inner['quant_algo']).lower()}"
-    method = given.get("quant_method") or given.get("quant_type") or given.get("quant_algo")
-    if method == "modelopt" and given.get("quant_algo"):
-        return f"modelopt {str(given['quant_algo']).lower()}"
+    modelopt = _object(given, "quantization") or given
+    if "quant_algo" in modelopt:  # NVIDIA's ModelOpt; null where only the cache is quantized
+        algorithm = modelopt["quant_algo"]
+        return f"modelopt {str(algorithm).lower()[:40]}" if algorithm else None
+    kind = given.get("quant_type")
+    method = given.get("quant_method") or ("torchao" if isinstance(kind, dict) else kind)
     if method:
-        return str(method).lower().replace("_", "-")[:40]
+        method = str(method).lower().replace("_", "-")[:40]
+        version = str(given.get("version", "")).lower()
+        return f"awq {version[:40]}" if method == "awq" and version.startswith("gemv") else method
     loaded = [given[key] for key in ("load_in_8bit", "load_in_4bit") if key in given]
     if loaded:
         return "bitsandbytes" if any(loaded) else None
+    if _is_mlx(given) and usual is None:
+        return "mlx"
+    if any(key in given for key in ("dense_quant_type", "moe_quant_type")):
+        return "paddle"
     return usual or "unknown"

@@ -5,8 +5,14 @@ A matrix of codes is `x.weight` like any other, with a dtype of one byte. What i
 (`weight_scale_inv`, fp32, for blocks of 128 x 128; `scale` in V4, powers of two, and for 32 numbers of fp4 each), compressed-tensors,
 FBGEMM and ModelOpt (`weight_scale`, for a matrix or for each of its rows). The scales' shape says what each is for. fp8: Micikevicius et al., "FP8
 Formats for Deep Learning", 2022; fp4 and scales that are powers of two: OCP, "Microscaling Formats (MX)", 2023. Must not import torch.
+
+NVFP4 is fp4 with a scale of e4m3 for each 16 numbers and one of fp32 for all of them: ModelOpt (`weight_scale_2`; NVFP4QTensor.dequantize) multiplies
+the scales with it, compressed-tensors (`weight_global_scale`; NVFP4PackedCompressor.decompress and _dequantize) divides them by it. The first
+number of a byte is in its lower half, and scales lie as the numbers do: engines arrange them for a GPU once they have read them. Experts that
+a class has as (X, in, out), ModelOpt leaves so, two inputs in a byte (maybe_transpose_expert_weight_dimensions).
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +26,13 @@ F32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
 
 # Endings of the names of scales, and of those that belong to no weight: they are for activations and caches, which are not quantized here.
-OF_WEIGHT = ("_scale_inv", "_scale")
+OF_WEIGHT = ("_scale_inv", "_scale", "_weight_scale")
 OF_MODULE = (".scale", ".qscale_weight")
+# Of what the scales of NVFP4 are multiplied with, and of what they are divided by.
+FACTORS = ("_scale_2", "_weight_scale_2")
+DIVISORS = ("_global_scale",)
+# Parts of one table (Qwen 4's n-grams), with one scale.
+PART = re.compile(r"\.shard_\d+\.weight$")
 UNUSED = r".*\.((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
 SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")
 EXPONENTS = ("F8_E8M0", "U8")
@@ -75,11 +86,17 @@ class Matrix:
     grid: tuple[int, ...]
     """Of scales, (..., o, i)."""
     block: tuple[int, int]
+    factor: str | None = None
+    """What the scales are multiplied with, one number for all or for each of the first dimension."""
+    divides: bool = False
+    """They are divided by it."""
+    is_turned: bool = False
+    """Stored as (X, I, O), scales as well."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of both tensors."""
-        return self.codes, self.scales
+        """Of all tensors."""
+        return tuple(name for name in (self.codes, self.scales, self.factor) if name is not None)
 
     @property
     def row_bytes(self) -> int:
@@ -120,17 +137,21 @@ def find(
         if other is not None:
             return f"{other} is of {stored[other].dtype}"
         return Matrix(blocks, exponents, shape, stored[blocks].dtype, True, wanted[1], (1, 32))
-    codes = stored.get(name)
     scales = scales_of(name, stored)
+    held = f"{name}_packed" if f"{name}_packed" in stored else name  # compressed-tensors' fp4
+    codes = stored.get(held)
     if codes is None or scales is None or codes.dtype not in BYTES or len(shape) < 2:
         return None
+    if codes.dtype in ("I8", "U8") and codes.shape != shape:
+        return _of_fp4(name, held, scales, shape, stored)
     if stored[scales].dtype not in SCALES:
         return f"{scales} is of {stored[scales].dtype}"
-    is_packed = codes.shape == (*shape[:-1], shape[-1] // 2) and codes.dtype in ("I8", "U8")
-    if not is_packed and (codes.shape != shape or codes.dtype == "U8"):
+    if codes.shape != shape or codes.dtype == "U8":
         return f"{name} is {list(codes.shape)}, not {list(shape)}"
     rows, columns = shape[-2:]
     given = stored[scales].shape
+    if len(given) == 2 + len(shape) and given[-3::2] == (1, 1):  # ModelOpt's of blocks: (o, 1, i, 1)
+        given = (*given[:-4], *given[-4::2])
     if len(given) < 2 and int(np.prod(given)) == 1:
         grid: tuple[int, ...] = (*(1 for _ in shape[:-2]), 1, 1)
     elif len(given) == len(shape):
@@ -141,12 +162,42 @@ def find(
     if len(grid) != len(shape) or not leading or 0 in grid:
         return f"{scales} is {list(given)}, which is no grid of {name}"
     if block and (-(-rows // block[0]), -(-columns // block[1])) == grid[-2:]:
-        return Matrix(name, scales, shape, codes.dtype, is_packed, grid, block)
+        return Matrix(name, scales, shape, codes.dtype, False, grid, block)
     # Without a word of it blocks are of one size: of some that are cut short at the end, nothing says where the others do.
     if rows % grid[-2] == 0 and columns % grid[-1] == 0:
         block = rows // grid[-2], columns // grid[-1]
-        return Matrix(name, scales, shape, codes.dtype, is_packed, grid, block)
+        return Matrix(name, scales, shape, codes.dtype, False, grid, block)
     return f"{scales} is {list(given)}, which is no grid of {name}"
+
+
+def _of_fp4(
+    name: str, held: str, scales: str, shape: tuple[int, ...], stored: Mapping[str, Stored]
+) -> Matrix | str:
+    """The matrix of fp4, or what is wrong with it: NVFP4 where there is something for its scales, and else with powers of two."""
+    factor = _named(name, FACTORS + DIVISORS, stored)
+    each, dtypes = (32, EXPONENTS) if factor is None else (16, ("F8_E4M3",))
+    codes, given = stored[held], stored[scales]
+    is_turned = len(shape) == 3 and codes.shape == (shape[0], shape[1] // 2, shape[2])
+    if is_turned:
+        shape = (shape[0], shape[2], shape[1])
+
+    def stored_as(columns: int) -> tuple[int, ...]:
+        return (shape[0], columns, shape[1]) if is_turned else (*shape[:-1], columns)
+
+    if codes.shape != stored_as(shape[-1] // 2):
+        return f"{held} is {list(codes.shape)}, not {list(shape)}"
+    if given.dtype not in dtypes:
+        return f"{scales} is of {given.dtype}"
+    if shape[-1] % each or given.shape != stored_as(shape[-1] // each):
+        return f"{scales} is {list(given.shape)}, which is no grid of {held}"
+    if factor is not None:
+        count = int(np.prod(stored[factor].shape))
+        if count != 1 and (len(shape) == 2 or count != shape[0]):
+            return f"{factor} is {list(stored[factor].shape)}, which is no grid of {scales}"
+        if stored[factor].dtype not in ("F32", "F16", "BF16"):
+            return f"{factor} is of {stored[factor].dtype}"
+    grid, divides = (*shape[:-1], shape[-1] // each), factor is not None and factor.endswith(DIVISORS)
+    return Matrix(held, scales, shape, codes.dtype, True, grid, (1, each), factor, divides, is_turned)
 
 
 def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -180,7 +231,14 @@ def groups_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def scales_of(name: str, stored: Mapping[str, Any]) -> str | None:
     """The name of a weight's scales, if there are any."""
-    names = [name + ending for ending in OF_WEIGHT]
     if name.endswith(".weight"):
-        names += [name.removesuffix(".weight") + ending for ending in OF_MODULE]
+        module = name.removesuffix(".weight")
+        beside = next((module + ending for ending in OF_MODULE if module + ending in stored), None)
+        return _named(name, OF_WEIGHT, stored) or beside
+    return _named(name, OF_WEIGHT, stored)
+
+
+def _named(name: str, endings: tuple[str, ...], stored: Mapping[str, Any]) -> str | None:
+    """The first tensor with the weight's name and one of these endings; or that of the table that it is a part of."""
+    names = (one + ending for one in (name, PART.sub(".weight", name)) for ending in endings)
     return next((one for one in names if one in stored), None)

@@ -4,7 +4,8 @@ compressed-tensors. What they stand for is (number - zero) * scale. Must not imp
 GPTQ (Frantar et al., 2022; AutoGPTQ's layout): words (I / n, O) go down the inputs; of a word of zero points 1 is
 taken for each of its numbers, but in `gptq_v2` (GPTQModel's convert_gptq_v2_to_v1_format), so that a 0 borrows from the number above it; `g_idx`
 says the group of each input. AWQ (Lin et al., 2023; AutoAWQ's `gemm`): words (I, O / n) go across the outputs, in an order of their own.
-compressed-tensors (`pack-quantized`): words (O, I / n) of numbers that are moved up by half of their range, and no zero points.
+compressed-tensors (`pack-quantized`: PackedQuantizationCompressor and pack_to_int32): words (O, I / n) of numbers that are moved up by half of their range, as zero
+points are, whose words (O / n, G) go down the outputs; `g_idx` as GPTQ's.
 """
 
 from collections.abc import Mapping
@@ -55,9 +56,6 @@ class Words:
     def decoded(self, parts: Mapping[str, Any], rows: slice) -> F32:
         """What these rows stand for: (R, I) in fp32. `parts`: the tensors, words as uint32 and scales as fp32."""
         words, scales = parts[self.codes], parts[self.scales]
-        if self.kind == "compressed":
-            numbers = unpacked(words[rows], self.bits)[:, : self.shape[-1]]
-            return scaled(numbers, np.float32(1 << (self.bits - 1)), scales[rows], None)
         # Of words that hold outputs, those of these rows and some beside them.
         per_word = 32 // self.bits
         begin = rows.start // per_word
@@ -66,9 +64,12 @@ class Words:
         places = AWQ_PLACES if self.kind == "awq" else None
         zeros_RG: F32 | np.float32 = np.float32(1 << (self.bits - 1))
         if self.zeros is not None:
-            zeros = parts[self.zeros][:, across] + np.uint32(self.zero_offset)
+            zeros = parts[self.zeros].T if self.kind == "compressed" else parts[self.zeros]
+            zeros = zeros[:, across] + np.uint32(self.zero_offset)
             zeros_RG = unpacked(zeros, self.bits, places)[:, taken].T
-        if self.kind == "awq":
+        if self.kind == "compressed":
+            numbers, scales = unpacked(words[rows], self.bits)[:, : self.shape[-1]], scales.T
+        elif self.kind == "awq":
             numbers = np.ascontiguousarray(unpacked(words[:, across], self.bits, places)[:, taken].T)
         else:
             numbers = unpacked(words[:, rows].T, self.bits)
@@ -120,10 +121,12 @@ def find(
     if not is_there(name, stored) or len(shape) != 2:
         return None
     rows, inputs = shape
+    zeros: str | None
+    groups: str | None
     if f"{name}_packed" in stored:
-        codes, scales, zeros, groups = f"{name}_packed", f"{name}_scale", None, None
-        if f"{name}_zero_point" in stored or f"{name}_g_idx" in stored:
-            return f"{codes} has zero points or groups of its own, which are not supported"
+        codes, scales, zeros, groups = (name + one for one in ("_packed", "_scale", "_zero_point", "_g_idx"))
+        if stored[codes].dtype == "U8":  # of fp4: `codes`
+            return None
         kind, given = "compressed", stored[codes].shape
         bits = 32 * given[-1] // inputs if len(given) == 2 and given[0] == rows else 0
     else:
@@ -134,7 +137,7 @@ def find(
             bits = 32 * given[0] // inputs
         elif len(given) == 2 and given[0] == inputs:
             kind, bits = "awq", 32 * given[1] // rows
-        zeros, groups = (one if one in stored else None for one in (zeros, groups))
+    zeros, groups = (one if one in stored else None for one in (zeros, groups))
     if (
         bits not in BITS
         or (kind == "awq" and bits != 4)
@@ -154,8 +157,9 @@ def find(
     if groups is None and sizes and not any(_agree(count, size, inputs) for size in sizes):
         said = " or ".join(str(size) for size in sorted(sizes))
         return f"{scales} has {count} groups of {inputs} inputs, and config.json says group_size {said}"
-    if zeros is not None and stored[zeros].shape != (count, rows * bits // 32):
-        return f"{zeros} is {list(stored[zeros].shape)}, not {[count, rows * bits // 32]}"
+    wanted = (-(-rows * bits // 32), count) if kind == "compressed" else (count, rows * bits // 32)
+    if zeros is not None and stored[zeros].shape != wanted:
+        return f"{zeros} is {list(stored[zeros].shape)}, not {list(wanted)}"
     if groups is not None and stored[groups].shape != (inputs,):
         return f"{groups} is {list(stored[groups].shape)}, not {[inputs]}"
     names = [one for one in (codes, zeros, groups) if one is not None]
@@ -172,7 +176,9 @@ def group_sizes(config: Mapping[str, Any]) -> set[int]:
     """How many inputs beside each other have a scale, as config.json has it; -1: all. Empty where it says nothing for all matrices."""
     found: set[int] = set()
     for given in schemes(config):
-        if given.get("dynamic"):  # GPTQModel's: some matrices have another
+        if given.get("dynamic") or given.get(
+            "extra_config"
+        ):  # GPTQModel's and AutoRound's: some matrices have another
             return set()
         for held in (given, *(group.get("weights") for group in groups_of(given))):
             if isinstance(held, dict):
@@ -189,7 +195,6 @@ def _agree(count: int, size: int, inputs: int) -> bool:
 
 
 def format_of(config: Mapping[str, Any]) -> str:
-    """`checkpoint_format` of GPTQ."""
-    return next(
-        (str(given["checkpoint_format"]) for given in schemes(config) if "checkpoint_format" in given), ""
-    )
+    """`checkpoint_format` of GPTQ, which its own `quantize_config.json` may call `format`."""
+    said = (given.get("checkpoint_format") or given.get("format") for given in schemes(config))
+    return next((str(one) for one in said if one), "")
