@@ -243,10 +243,11 @@ class TensorReader:
             return powers(self._bytes(matrix.scales)).reshape(matrix.grid)
         if matrix.factor is None:
             return host(self._source(matrix.scales).float()).reshape(matrix.grid)
-        scales = TABLES[stored.dtype][self._bytes(matrix.scales)].reshape(stored.shape)
+        scales = np.take(TABLES[stored.dtype], self._bytes(matrix.scales), mode="clip").reshape(stored.shape)
         scales = scales.swapaxes(1, 2) if matrix.is_turned else scales
         factor = host(self._source(matrix.factor).float()).reshape(-1, *[1] * (len(matrix.grid) - 1))
-        return scales / factor if matrix.divides else scales * factor
+        combine = np.divide if matrix.divides else np.multiply
+        return combine(scales, factor, out=scales)
 
     def _source(self, name: str) -> Tensor:
         """The whole tensor as it is stored; its pages are read when they are touched."""
