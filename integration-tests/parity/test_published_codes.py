@@ -47,6 +47,26 @@ def in_fp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return pairs, torch.exp2(exponents.float()).to(torch.float8_e8m0fnu), numbers
 
 
+@pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen 3.5"])
+def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
+    config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
+    folder = make(tmp_path / "plain", config)
+    plain = load_file(folder / "model.safetensors")
+    coded, count = dict(plain), 0
+    for name, weight in list(plain.items()):
+        if weight.dim() != 2 or not LARGE.fullmatch(name) or ROUTES.fullmatch(name):
+            continue
+        of_four = is_v4 and EXPERTS.fullmatch(name) and weight.shape[1] % 32 == 0
+        codes, scales, plain[name] = in_fp4(weight) if of_four else in_fp8(weight.float(), is_v4)
+        beside = name.removesuffix(".weight") + ".scale" if is_v4 else f"{name}_scale_inv"
+        coded |= {name: codes, beside: scales}
+        count += 1
+    assert count > 8, sorted(plain)
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    scheme = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+    are_the_same(folder, config, coded, scheme)
+
+
 def in_nvfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Two numbers in each byte, a scale of e4m3 for each 16, one for all of them."""
     made = torch.Generator().manual_seed(weight.numel())
@@ -154,23 +174,3 @@ def test_minimax_m3_in_mxfp8_is_the_family(tmp_path: Path) -> None:
     assert count > 8
     save_file(plain, folder / "model.safetensors", {"format": "pt"})
     are_the_same(folder, config, coded, {"quant_method": "mxfp8", "weight_block_size": [1, 32]})
-
-
-@pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen 3.5"])
-def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
-    config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
-    folder = make(tmp_path / "plain", config)
-    plain = load_file(folder / "model.safetensors")
-    coded, count = dict(plain), 0
-    for name, weight in list(plain.items()):
-        if weight.dim() != 2 or not LARGE.fullmatch(name) or ROUTES.fullmatch(name):
-            continue
-        of_four = is_v4 and EXPERTS.fullmatch(name) and weight.shape[1] % 32 == 0
-        codes, scales, plain[name] = in_fp4(weight) if of_four else in_fp8(weight.float(), is_v4)
-        beside = name.removesuffix(".weight") + ".scale" if is_v4 else f"{name}_scale_inv"
-        coded |= {name: codes, beside: scales}
-        count += 1
-    assert count > 8, sorted(plain)
-    save_file(plain, folder / "model.safetensors", {"format": "pt"})
-    scheme = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
-    are_the_same(folder, config, coded, scheme)

@@ -3,6 +3,7 @@ in parts of ranks.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import checkpoints
 from penstock.errors import UnusableModel
+from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder
 from penstock.loading.model_files import Stored
 from penstock.models import recipes
-from penstock.parallel.group import ALONE, TensorGroup
+from penstock.parallel.group import ALONE, TensorGroup, ranges
 from penstock.quantization import codes, words
+from penstock_kernels import tensors
 
 CPU = torch.device("cpu")
 FP8, POWERS = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -435,6 +438,29 @@ def test_parts_of_a_table_have_one_scale(tmp_path: Path) -> None:
     stored["ngram_embedding.weight_scale_2"] = Stored("file", "F32", (), 0, 0)
     found = codes.find(name, (40, 32), stored, None)
     assert isinstance(found, codes.Matrix) and found.factor == "ngram_embedding.weight_scale_2"
+
+
+@pytest.mark.parametrize("group", [ALONE, TensorGroup(1, 2)], ids=["whole", "part"])
+def test_experts_in_one_tensor_of_words(
+    group: TensorGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """compressed-tensors' of Gemma 4 26B: (X, O, I / 8), and scales (X, O, G)."""
+    monkeypatch.setattr("penstock.loading.tensor_reader.PIECE", 4096)
+    made = [compressed(torch.zeros(48, 64), seed) for seed in range(4)]
+    held = {
+        f"experts{ending}": torch.stack([codes[ending] for codes, _ in made])
+        for ending in ("_packed", "_scale")
+    }
+    save_file(held, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    mine = ranges([group.share(4)])
+    with Checkpoint(tmp_path, torch.float32) as checkpoint:
+        checkpoint.tensor("experts", (4, 48, 64), mine)
+        checkpoint.check_all_used(re.compile(""))
+        with checkpoint.reading(tells=False):
+            found = checkpoint.tensor("experts", (4, 48, 64), mine)
+    exact = torch.stack([numbers for _, numbers in made])[mine[0]]
+    assert np.array_equal(tensors.host(found), exact.numpy())
 
 
 def test_bytes_of_half_a_width_are_fp4_with_its_scales_alone() -> None:

@@ -192,7 +192,7 @@ class TensorReader:
     def decode_words(
         self, made: Tensor, matrix: Words, rows: list[slice] | None, columns: list[slice] | None
     ) -> None:
-        """The same of a matrix of whole numbers in words."""
+        """The same of a matrix of whole numbers in words, and of a stack of them (X, O, I)."""
         if self._ahead is not None:
             self._ahead.begin(self.stored[matrix.codes])
         parts = {
@@ -201,6 +201,11 @@ class TensorReader:
             if name != matrix.scales
         }
         parts[matrix.scales] = host(self._source(matrix.scales).float())
+        if made.dim() == 3:
+            each = made.shape[1]
+            rows = None if rows is None else [slice(one.start * each, one.stop * each) for one in rows]
+            parts = {name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()}
+            made = made.view(-1, made.shape[-1])
         if matrix.groups is not None:
             groups, last = len(parts[matrix.scales]), int(parts[matrix.groups].max(initial=0))
             if last >= groups:

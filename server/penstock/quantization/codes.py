@@ -28,15 +28,15 @@ Codes = npt.NDArray[np.uint8]
 # Endings of the names of scales, and of those that belong to no weight: they are for activations and caches, which are not quantized here.
 OF_WEIGHT = ("_scale_inv", "_scale", "_weight_scale")
 OF_MODULE = (".scale", ".qscale_weight")
+UNUSED = r".*\.((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
+SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")
+EXPONENTS = ("F8_E8M0", "U8")
+BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 # Of what the scales of NVFP4 are multiplied with, and of what they are divided by.
 FACTORS = ("_scale_2", "_weight_scale_2")
 DIVISORS = ("_global_scale",)
 # Parts of one table (Qwen 4's n-grams), with one scale.
 PART = re.compile(r"\.shard_\d+\.weight$")
-UNUSED = r".*\.((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
-SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")
-EXPONENTS = ("F8_E8M0", "U8")
-BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 
 
 def _fp8(exponent_bits: int, mantissa_bits: int) -> F32:

@@ -9,7 +9,7 @@ points are, whose words (O / n, G) go down the outputs; `g_idx` as GPTQ's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
 
 BITS = (2, 4, 8)
+# What compressed-tensors have of experts in one tensor.
+OF_STACK = ("_packed", "_scale")
 # Which of eight outputs AWQ has in each place of a word.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 # The numbers of each byte, the lowest bits first: words are stored with their lowest byte first.
@@ -117,16 +119,26 @@ def may_be_idle(name: str, stored: Mapping[str, Any]) -> bool:
 def find(
     name: str, shape: tuple[int, ...], stored: Mapping[str, Stored], config: Mapping[str, Any]
 ) -> Words | str | None:
-    """The matrix of this name; what is wrong with it, in words; None: it is none of these."""
-    if not is_there(name, stored) or len(shape) != 2:
+    """The matrix of this name; what is wrong with it, in words; None: it is none of these. Experts in one tensor (compressed-tensors': words
+    (X, O, I / n)) are one matrix of all their rows.
+    """
+    packed = stored.get(f"{name}_packed")
+    if not is_there(name, stored) or (packed is not None and packed.dtype == "U8"):  # of fp4: `codes`
         return None
+    if len(shape) != 2 and (packed is None or len(shape) != 3):
+        return None
+    if len(shape) == 3:
+        ours = {one: stored[one] for one in (name + ending for ending in OF_STACK) if one in stored}
+        if any(one.shape[:2] != shape[:2] or len(one.shape) != 3 for one in ours.values()):
+            held_as = ", ".join(f"{one} is {list(part.shape)}" for one, part in ours.items())
+            return f"{held_as}: no stack of {list(shape)}"
+        stored = {one: replace(held, shape=_flat(held.shape)) for one, held in ours.items()}
+        shape = _flat(shape)
     rows, inputs = shape
     zeros: str | None
     groups: str | None
-    if f"{name}_packed" in stored:
+    if packed is not None:
         codes, scales, zeros, groups = (name + one for one in ("_packed", "_scale", "_zero_point", "_g_idx"))
-        if stored[codes].dtype == "U8":  # of fp4: `codes`
-            return None
         kind, given = "compressed", stored[codes].shape
         bits = 32 * given[-1] // inputs if len(given) == 2 and given[0] == rows else 0
     else:
@@ -172,13 +184,17 @@ def find(
     return Words(kind, shape, bits, codes, scales, zeros, groups, ones if is_first_version else 0)
 
 
+def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Of a stack as one matrix."""
+    return shape[0] * shape[1], shape[2]
+
+
 def group_sizes(config: Mapping[str, Any]) -> set[int]:
     """How many inputs beside each other have a scale, as config.json has it; -1: all. Empty where it says nothing for all matrices."""
     found: set[int] = set()
     for given in schemes(config):
-        if given.get("dynamic") or given.get(
-            "extra_config"
-        ):  # GPTQModel's and AutoRound's: some matrices have another
+        # GPTQModel's and AutoRound's: some matrices have another.
+        if given.get("dynamic") or given.get("extra_config"):
             return set()
         for held in (given, *(group.get("weights") for group in groups_of(given))):
             if isinstance(held, dict):
