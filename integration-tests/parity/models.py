@@ -101,6 +101,23 @@ def publish_names(folder: Path, saved: str, published: str) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+def experts_apart(tensors: dict[str, Tensor], turned: bool = False) -> dict[str, Tensor]:
+    """Each expert in tensors of its own, as llm-compressor, GPTQ and AWQ leave those that a class stacks. `turned`: these are (X, in, out)."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        at, is_stacked, which = name.partition(".experts.")
+        if not is_stacked or which not in ("gate_up_proj", "down_proj"):
+            found[name] = tensor
+            continue
+        for expert, weight in enumerate(tensor.transpose(1, 2) if turned else tensor):
+            parts = weight.chunk(2) if which == "gate_up_proj" else (weight,)
+            kinds = ("gate_proj", "up_proj") if which == "gate_up_proj" else ("down_proj",)
+            for kind, part in zip(kinds, parts, strict=True):
+                found[f"{at}.experts.{expert}.{kind}.weight"] = part.contiguous()
+    assert len(found) > len(tensors)
+    return found
+
+
 def randomize(model: Any, seed: int) -> None:
     """Weights that make logits differ clearly, and nothing that is 0 or 1 by chance of how it was made."""
     generator = torch.Generator().manual_seed(seed)

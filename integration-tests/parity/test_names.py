@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
-from models import ids, kind_of, logits_of, make
+from models import experts_apart, ids, kind_of, logits_of, make
 from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
@@ -868,6 +868,21 @@ def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) 
     assert any(turned[name].shape != tensor.shape for name, tensor in tensors.items())
     save_file(turned, folder / "model.safetensors", {"format": "pt"})
     torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["Qwen3-VL-MoE", "Llama 4", "Mistral Small 4 with images", "Gemma 4 26B A4B", "Hunyuan 4"],
+)
+def test_experts_that_a_class_stacks_may_be_in_tensors_of_their_own(family: str, tmp_path: Path) -> None:
+    """As who quantizes such a model leaves them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    save_file(experts_apart(load_file(file), turned=family == "Llama 4"), file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(

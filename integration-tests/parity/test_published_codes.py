@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import FAMILIES
-from models import make
+from models import experts_apart, make
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -46,11 +46,13 @@ def in_fp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return pairs, torch.exp2(exponents.float()).to(torch.float8_e8m0fnu), numbers
 
 
-@pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen 3.5"])
+@pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen3-VL-MoE", "Qwen 3.5"])
 def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
     config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
     folder = make(tmp_path / "plain", config)
     plain = load_file(folder / "model.safetensors")
+    if family == "Qwen3-VL-MoE":  # whose class stacks them, and who makes codes of it does not
+        plain = experts_apart(plain)
     coded, count = dict(plain), 0
     for name, weight in list(plain.items()):
         if weight.dim() != 2 or not LARGE.fullmatch(name) or ROUTES.fullmatch(name):
