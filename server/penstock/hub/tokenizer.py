@@ -1,8 +1,8 @@
 """Makes a tokenizer.json for a model that has only older files: `python -m penstock.hub.tokenizer FOLDER`.
 
 Run by the launcher, before any worker, when the model's folder has no tokenizer.json. transformers does the
-conversion; code of the model's repository is never run. The result is kept in a cache, named by the content of
-what it was made of, since the model's folder may be read-only. Writes JSON lines to standard output: log lines
+conversion, of tekken.json with what `tekken` adds; code of the model's repository is never run. The result is kept in
+a cache, named by the content of what it was made of, since the model's folder may be read-only. Writes JSON lines to standard output: log lines
 with `level` and `message`, and as the last one `{"tokenizer": file}` or `{"failed": one line for the user}`.
 """
 
@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.hub import tekken
+
 # Each set alone is enough to make a tokenizer of.
 SOURCES = (
     ("tokenizer.model",),
@@ -27,6 +29,7 @@ SOURCES = (
     ("sentencepiece.bpe.model",),
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
+    (tekken.FILE,),
 )
 # What else has a say in it.
 CONFIGURATION = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -122,6 +125,8 @@ def convert(folder: Path, sources: str) -> str:
     from transformers import AutoTokenizer
 
     try:
+        if sources == tekken.FILE:
+            return tekken.convert(folder / sources)
         tokenizer = AutoTokenizer.from_pretrained(
             folder, use_fast=True, trust_remote_code=False, local_files_only=True
         )
