@@ -53,9 +53,13 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ),
     ),
     "GLM-5": (lambda name: name, ("model.layers.3.self_attn.indexer.wk.weight",)),
-    # As transformers' own module has them, and as it saves them.
+    # As published, where transformers saves some other names.
     "Hunyuan 4": (
-        lambda name: re.sub(r"(mlp|experts)\.linear_gate", r"\1.gate_proj", name.replace("hc_pre.", "")),
+        lambda name: re.sub(
+            r"(hc_(?:attn|mlp)_layer\.)(?=hc_)",
+            r"\1hc_pre.",
+            re.sub(r"(mlp|experts)\.linear_gate", r"\1.gate_proj", name.replace("hc_pre.", "")),
+        ),
         ("model.mtp_layers.0.enorm.weight",),
     ),
     # As published, where transformers saves some other names, and layers that predict several tokens ahead.
@@ -405,6 +409,13 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         },
         below_language_model,
         ("vision_tower.vision_model.a.weight", "multi_modal_projector.linear_1.weight", "image_newline"),
+    ),
+    # As its file is today, with the class of before.
+    "Ministral 8B in its own words": (
+        "Ministral 8B",
+        lambda config: {**config, "architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+        lambda name: name,
+        (),
     ),
     "MiMo 7B": (
         "Qwen 1.5, Qwen 2",
