@@ -57,13 +57,16 @@ def kind_of(config: dict[str, Any]) -> Any:
     """The class of transformers that makes and reads the model."""
     transformers: Any = import_module("transformers")
     if config["model_type"] == "hy_v4":
-        import_module("transformers.models.hy_v4.modeling_hy_v4").apply_rotary_pos_emb = rotated_in_pairs
+        module: Any = import_module("transformers.models.hy_v4.modeling_hy_v4")
+        module.apply_rotary_pos_emb = rotated_in_pairs
     if ENCODERS & config.keys() and not config["architectures"][0].endswith("ForCausalLM"):
         return transformers.AutoModelForMultimodalLM
     return transformers.AutoModelForCausalLM
 
 
-def rotated_in_pairs(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+def rotated_in_pairs(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, ...]:
     """Of Hunyuan 4, whose published rows are ordered so; transformers 5.23 takes them for halves."""
     cos, sin = (table[..., : table.shape[-1] // 2].unsqueeze(unsqueeze_dim) for table in (cos, sin))
 

@@ -55,7 +55,9 @@ def test_mistral_small_4_in_fp8_has_scales_of_activations_beside_its_experts(tmp
     for name, weight in list(plain.items()):
         if not re.fullmatch(r".*language_model.*layers\..*_(proj|mqa)(\.weight)?", name) or "vision" in name:
             continue
-        scales = weight.abs().amax((1, 2), keepdim=True) / 448 if weight.dim() == 3 else weight.abs().max() / 448
+        scales = (
+            weight.abs().amax((1, 2), keepdim=True) / 448 if weight.dim() == 3 else weight.abs().max() / 448
+        )
         coded[name] = (weight / scales).to(torch.float8_e4m3fn)
         plain[name] = coded[name].float() * scales
         beside = name.removesuffix(".weight") + ("_" if weight.dim() == 3 else ".") + "activation_scale"
@@ -74,7 +76,9 @@ def test_mistral_small_4_in_fp8_has_scales_of_activations_beside_its_experts(tmp
     assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
 
 
-@pytest.mark.parametrize("family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen3-VL-MoE", "Qwen 3.5"])
+@pytest.mark.parametrize(
+    "family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen3-VL-MoE", "Qwen 3.5"]
+)
 def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
     config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
     folder = make(tmp_path / "plain", config)

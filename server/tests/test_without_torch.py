@@ -360,7 +360,7 @@ def test_a_tokenizer_is_made_of_mistrals_own_file(version: int | None, tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
     arguments = ("penstock.hub.tokenizer", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
     if version == 11:
-        with pytest.raises(AssertionError, match="made of tekken.json .*v11 and has no special_tokens"):
+        with pytest.raises(AssertionError, match=r"made of tekken\.json .*v11 and has no special_tokens"):
             run_module(*arguments)
         return
     made = Tokenizer.from_file(json.loads(run_module(*arguments).splitlines()[-1])["tokenizer"])

@@ -34,6 +34,12 @@ SOURCES = (
 # What else has a say in it.
 CONFIGURATION = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
+# What classes in the code of repositories, which is not run, have as their default: fields of tokenizer_config.json.
+SAID_BY_CODE = {
+    "InternLM2Tokenizer": {"add_bos_token": True},
+    "InternLM3Tokenizer": {"add_bos_token": True},
+}
+
 
 class Unconvertible(Exception):
     """There is no tokenizer to be had; the text is one line for the user."""
@@ -128,7 +134,7 @@ def convert(folder: Path, sources: str) -> str:
         if sources == tekken.FILE:
             return tekken.convert(folder / sources)
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, use_fast=True, trust_remote_code=False, local_files_only=True
+            folder, use_fast=True, trust_remote_code=False, local_files_only=True, **said_by_code(folder)
         )
     except Exception as error:  # transformers raises nearly anything for files that it cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -142,6 +148,14 @@ def convert(folder: Path, sources: str) -> str:
         )
     text: str = backend.to_str()
     return text
+
+
+def said_by_code(folder: Path) -> dict[str, Any]:
+    """What tokenizer_config.json leaves to its class. Raises OSError and ValueError."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    defaults = SAID_BY_CODE.get(str(config.get("tokenizer_class")), {}) if isinstance(config, dict) else {}
+    return {name: value for name, value in defaults.items() if config.get(name) is None}
 
 
 def is_ours(file: Path) -> bool:
