@@ -123,6 +123,19 @@ def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     assert read.slopes == pytest.approx(slopes, rel=1e-12)
 
 
+def test_command_r_reads_as_far_as_it_was_trained() -> None:
+    """Its file has 8192 in the usual place, and the rest in another."""
+
+    def positions(**changes: Any) -> int:
+        read = read_config(FAMILIES["Cohere (Command R)"] | changes)
+        assert isinstance(read, DecoderConfig)
+        return read.max_positions
+
+    assert positions(max_position_embeddings=8192, model_max_length=131072) == 131072
+    assert positions(max_position_embeddings=8192, model_max_length=None) == 8192
+    assert positions(max_position_embeddings=None) == 8192
+
+
 def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:
     config = FAMILIES["SmolLM3"] | {"use_sliding_window": True, "sliding_window": 24, "layer_types": None}
     read = read_config(config)

@@ -128,7 +128,15 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     for name in ("intermediate_size", "moe_intermediate_size", "rope_theta"):
         if isinstance(text.get(name), list) and others.get(name, 0) is not None:  # one for each layer
             others[name] = max(text[name])
+    if (
+        text.get("model_type") == "cohere" and "model_max_length" in text
+    ):  # whose other field is for how long it was trained at first
+        others["max_position_embeddings"] = text["model_max_length"]
     scaling = text.get("rope_scaling") or {}
+    if (
+        scaling.get("rope_type") == "linear" and text.get("model_type") == "llama"
+    ):  # a stretch of all positions
+        others["max_position_embeddings"] = int(text["max_position_embeddings"] * scaling["factor"])
     if "alpha" in scaling:  # of Hunyuan: a stretch of the base
         rotated = text["head_dim"]
         others["rope_theta"] = text["rope_theta"] * scaling["alpha"] ** (rotated / (rotated - 2))
