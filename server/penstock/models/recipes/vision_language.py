@@ -194,9 +194,7 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         text = text_config(config, {})
     elif "llm_config" in config:  # of InternVL and Ovis in their own repositories
         text = Fields(config).part("llm_config").config
-    elif (
-        "language_config" in config
-    ):  # of DeepSeek-OCR, and of DeepSeek-VL and Janus in DeepSeek's repositories
+    elif "language_config" in config:  # of DeepSeek-OCR, DeepSeek-VL and Janus in DeepSeek's repositories
         text = Fields(config).part("language_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
         text = {**UNSAID.get(str(config.get("model_type")), {}), **config, "model_type": None}
