@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig
+from penstock.loading.model_files import catalogue, counted, listed, weight_files
 from penstock.models import own_attention
 from penstock.models.architectures import architecture_of, architectures, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
@@ -496,6 +497,14 @@ def _plain(name: str) -> str:
 def _read(kind: Any, theirs: Any, folder: Path, dtype: torch.dtype, trusted: bool) -> Any:
     """The model with its weights, in transformers' own attention."""
     pickled = trusted and not list(folder.glob("*.safetensors"))
+    if not pickled:
+        held = catalogue(folder, weight_files(folder))
+        twice = [f"{tensor} ({file})" for tensor, file in held.left_out.items() if tensor in held.stored]
+        if twice:
+            raise UnusableModel(
+                f"{held.files.source}: {counted(twice, 'tensor')} in a second file, too, and transformers does not ask the index "
+                f"which to take: {listed(twice)}"
+            )
     try:
         model, told = kind.from_pretrained(
             folder,
