@@ -203,7 +203,8 @@ def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:
     found = [config]
     for part in found:
         inner = (
-            part.get(name) for name in ("text_config", "llm_config", "language_config", "thinker_config")
+            part.get(name)
+            for name in ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
         )
         found += [one for one in inner if isinstance(one, dict)]
     return found

@@ -20,6 +20,7 @@ from penstock.parallel.group import TensorGroup
 
 # The recipe of a text model, by its `model_type`.
 FAMILIES = {
+    "aria_moe_lm": "aria",
     "aria_text": "aria",
     "cohere2": "cohere2",
     "cohere2_moe": "cohere2_moe",
@@ -73,6 +74,7 @@ FAMILIES = {
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
+    "qwen3_asr_text": "qwen3",
     "qwen3_moe": "qwen3_moe",
     "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_vl_moe",
@@ -170,6 +172,8 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         text = Fields(config).part("llm_config").config
     elif "language_config" in config:  # of DeepSeek-OCR
         text = Fields(config).part("language_config").config
+    elif "decoder_config" in config:  # of VibeVoice-ASR in its own repository
+        text = Fields(config).part("decoder_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
         text = {**UNSAID.get(str(config.get("model_type")), {}), **config, "model_type": None}
     kind = text.get("model_type") or UNNAMED.get(str(config.get("model_type")))
