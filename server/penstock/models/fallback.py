@@ -44,6 +44,14 @@ ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_at
 STATEFUL = frozenset(
     ("RwkvForCausalLM", "xLSTMForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "ZayaForCausalLM")
 )
+# By model_type, fields that say what code computes a model and not what: published files name packages for it that are not there.
+OWN_CODE = {
+    "xlstm": {
+        "chunkwise_kernel": "chunkwise--native_autograd",
+        "sequence_kernel": "native_sequence__native",
+        "step_kernel": "native",
+    }
+}
 # The longest sequence of a model without attention whose config.json names none, as of recipes.
 ENDLESS = 8192
 # What transformers knows as causal language models and nobody has made served, and why, as a sentence goes on whose subject is the model.
@@ -431,7 +439,7 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
         if getattr(kind, "_is_stateful", False) and kind.__name__ not in STATEFUL:
             raise Unfit("keeps a recurrent state, and the cache holds keys and values only")
         try:
-            theirs = read.from_dict(config)
+            theirs = read.from_dict({**config, **OWN_CODE.get(model_type, {})})
         except Exception as error:
             raise Unfit(f"has a config.json that transformers does not accept: {_one_line(error)}") from error
         # Classes of decoders alone are made of the same configurations.
