@@ -591,6 +591,89 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         lambda name: name,
         (),
     ),
+    # Think 32B as published: one more `model.` than transformers saves.
+    "HyperCLOVA X SEED Think in its own repository": (
+        "HyperCLOVA X SEED Vision",
+        lambda config: {
+            **config,
+            "architectures": ["HCXVisionV2ForCausalLM"],
+            "model_type": "vlm",
+            "text_config": {**config["text_config"], "model_type": "hyperclovax"},
+        },
+        lambda name: re.sub(r"^model\.language_model\.(?!lm_head)", "model.language_model.model.", name),
+        (
+            "model.vision_model.a.weight",
+            "model.mm_projector.b.weight",
+            "model.discrete_vision_model.c.weight",
+            "model.audio_model.d.weight",
+            "model.audio_projector.e.weight",
+            "model.discrete_audio_model.f.weight",
+            "model.video_audio_compressor.g.weight",
+        ),
+    ),
+    "Qwen3-ASR in its own repositories": (
+        "Qwen 3",
+        lambda config: {
+            "architectures": ["Qwen3ASRForConditionalGeneration"],
+            "model_type": "qwen3_asr",
+            "thinker_config": {
+                "model_type": "qwen3_asr_thinker",
+                "text_config": {
+                    **config,
+                    "model_type": "qwen3_asr_text",
+                    "rope_scaling": {
+                        "interleaved": True,
+                        "mrope_interleaved": True,
+                        "mrope_section": [24, 20, 20],
+                        "rope_type": "default",
+                        "type": "default",
+                    },
+                },
+                "audio_config": {},
+            },
+        },
+        lambda name: f"thinker.{name}",
+        ("thinker.audio_tower.a.weight",),
+    ),
+    # The first ones give an expert's width beside another one.
+    "Aria-Chat": (
+        "Aria",
+        lambda config: {
+            **config,
+            "text_config": {
+                **config["text_config"],
+                "model_type": "aria_moe_lm",
+                "moe_intermediate_size": config["text_config"]["intermediate_size"],
+                "intermediate_size": 8 * config["text_config"]["intermediate_size"],
+            },
+        },
+        lambda name: name,
+        (),
+    ),
+    "Nemotron Nano 12B v2 VL": (
+        "Nemotron-H",
+        within("NemotronH_Nano_VL_V2", "NemotronH_Nano_VL_V2", "llm_config"),
+        below_language_model,
+        ("vision_model.a.weight", "mlp1.0.weight"),
+    ),
+    # As Microsoft publishes it, and vLLM reads it.
+    "VibeVoice-ASR in its own repository": (
+        "Qwen 1.5, Qwen 2",
+        lambda config: {
+            "architectures": ["VibeVoiceForASRTraining"],
+            "model_type": "vibevoice",
+            "decoder_config": {name: value for name, value in config.items() if name != "architectures"},
+            "acoustic_tokenizer_config": {},
+            "semantic_tokenizer_config": {},
+        },
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        (
+            "model.acoustic_tokenizer.encoder.a.weight",
+            "model.semantic_tokenizer.encoder.b.weight",
+            "model.acoustic_connector.fc1.weight",
+            "model.semantic_connector.norm.weight",
+        ),
+    ),
     "Kimi K2": (
         "DeepSeek V3",
         lambda config: {**config, "model_type": "kimi_k2"},

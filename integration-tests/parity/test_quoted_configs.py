@@ -144,6 +144,8 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
         others |= dict.fromkeys(("rope_theta",))
     if "RecurrentGemma" in model:  # which counts gates and values
         others["intermediate_size"] = text["intermediate_size"] // 2
+    if text.get("model_type") == "rwkv":  # its blocks keep two states, and are two layers here
+        others["num_hidden_layers"] = 2 * text["num_hidden_layers"]
     if "Inkling" in model:  # rows without a token are left out, and experts for every token counted
         others |= {"vocab_size": 200058, "num_experts_per_tok": 8, "n_routed_experts": 258}
     return others

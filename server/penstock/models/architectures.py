@@ -15,6 +15,7 @@ RECIPES = {
     "BailingMoeV3ForCausalLM": "bailing_hybrid",
     "BambaForCausalLM": "bamba",
     "BartForConditionalGeneration": "bart",
+    "BartModel": "bart",
     "BlenderbotForConditionalGeneration": "bart",
     "BlenderbotSmallForConditionalGeneration": "bart",
     "Blip2ForConditionalGeneration": "vision_language",
@@ -96,6 +97,7 @@ RECIPES = {
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "GraniteSpeechForConditionalGeneration": "vision_language",
     "GraniteSpeechPlusForConditionalGeneration": "vision_language",
+    "HCXVisionV2ForCausalLM": "vision_language",
     "HYV3ForCausalLM": "hy_v3",
     "HYV4ForCausalLM": "hy_v4",
     "HeliumForCausalLM": "helium",
@@ -181,6 +183,7 @@ RECIPES = {
     "NemotronForCausalLM": "nemotron",
     "NemotronHForCausalLM": "nemotron_h",
     "NemotronH_Nano_Omni_Reasoning_V3": "vision_language",
+    "NemotronH_Nano_VL_V2": "vision_language",
     "NemotronH_Omni_Reasoning_V3": "vision_language",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
@@ -242,6 +245,7 @@ RECIPES = {
     "T5ForConditionalGeneration": "t5",
     "VaultGemmaForCausalLM": "vaultgemma",
     "VibeVoiceAsrForConditionalGeneration": "vision_language",
+    "VibeVoiceForASRTraining": "vision_language",
     "VideoLlama3ForConditionalGeneration": "vision_language",
     "VideoLlavaForConditionalGeneration": "vision_language",
     "Videollama3Qwen2ForCausalLM": "vision_language",
@@ -251,10 +255,18 @@ RECIPES = {
 }
 
 
+# How the names of classes end that say something; before it most have their model_type, in another spelling.
+ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "MTModel")
+
+
 def architectures(config: dict[str, object]) -> list[str]:
-    """The names that config.json gives."""
+    """The names that config.json gives; where it gives none, the one that goes with its model_type, if it is the only one."""
     names = config.get("architectures")
-    return [str(name) for name in names] if isinstance(names, list) else []
+    if isinstance(names, list) and names:
+        return [str(name) for name in names]
+    kind = _spelled(str(config.get("model_type")))
+    found = [name for name in RECIPES for end in ENDINGS if _spelled(name) == kind + end.lower()]
+    return found if len(found) == 1 else []
 
 
 def architecture_of(config: dict[str, object]) -> str | None:
@@ -273,6 +285,10 @@ def other_versions(config: dict[str, object]) -> str:
     )
 
 
+def _spelled(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
 def _without_numbers(name: str) -> str:
     return "".join(letter for letter in name if letter.isalpha())
 
@@ -283,7 +299,10 @@ READ = {
         *("vision_config", "embd_layer", "vq_config", "image_size", "vit_config", "mm_vision_tower"),
         *("visual_tokenizer_config", "vision_encoder_config"),
     ),
-    "sound": ("audio_config", "audio_processor", "encoder_config", "acoustic_tokenizer_encoder_config"),
+    "sound": (
+        *("audio_config", "audio_processor", "encoder_config"),
+        *("acoustic_tokenizer_config", "acoustic_tokenizer_encoder_config"),
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from penstock.parallel.group import TensorGroup
 # The recipe of a text model, by its `model_type`.
 FAMILIES = {
     "LLaVAOneVision1_5_text": "qwen3",
+    "aria_moe_lm": "aria",
     "aria_text": "aria",
     "cohere": "cohere",
     "cohere2": "cohere2",
@@ -77,6 +78,7 @@ FAMILIES = {
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
+    "qwen3_asr_text": "qwen3",
     "qwen3_moe": "qwen3_moe",
     "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_vl_moe",
@@ -196,6 +198,8 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         text = Fields(config).part("llm_config").config
     elif "language_config" in config:  # of DeepSeek-OCR, DeepSeek-VL and Janus in DeepSeek's repositories
         text = Fields(config).part("language_config").config
+    elif "decoder_config" in config:  # of VibeVoice-ASR in its own repository
+        text = Fields(config).part("decoder_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
         text = {**UNSAID.get(str(config.get("model_type")), {}), **config, "model_type": None}
     kind = text.get("model_type") or unnamed(config)
