@@ -18,12 +18,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+import sentencepiece
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import small_tokenizers
 import wire
 from launched import Launched
-from penstock.hub.tokenizer import obtain
+from penstock.hub.tokenizer import convert, obtain
 from small_tokenizers import PERIOD
 
 TEXTS = [
@@ -255,6 +257,28 @@ def test_a_converted_tokenizer_is_made_once_and_beside_a_folder_that_cannot_be_w
             launched.wait_ready()
             assert said in launched.log()
     assert sorted(file.name for file in folder.iterdir()) == before
+
+
+def test_a_class_of_the_repositorys_own_has_its_defaults(tmp_path: Path) -> None:
+    """InternLM 2, which puts `<s>` before a text where its file says nothing of it."""
+    small_tokenizers.sentencepiece_model(
+        tmp_path / "tokenizer.model",
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        character_coverage=0.98,
+    )
+    pieces = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    own = {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "internlm2"}))
+    for said, begins in (({}, [1]), ({"add_bos_token": False}, [])):
+        config = {"tokenizer_class": "InternLM2Tokenizer", "auto_map": own, "bos_token": "<s>", **said}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        made = Tokenizer.from_str(convert(tmp_path, "tokenizer.model"))
+        for text in ("Hello, World!", "  two  spaces", "def f(x):\n\treturn"):
+            assert made.encode(text).ids == [*begins, *pieces.encode(text)], text
 
 
 def test_a_tokenizer_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

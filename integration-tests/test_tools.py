@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,20 @@ def test_what_is_wrong_is_named(address: wire.Address, more: dict[str, Any], par
     assert reply.status == 422, reply
     error = reply.json()["error"]
     assert error["param"] == param and says in error["message"], error
+
+
+def test_one_seed_has_one_text_whatever_else_is_served(exact: wire.Address) -> None:
+    """At this temperature every other text has what may begin a marker."""
+    asks = [{"role": "user", "content": "Tell me of <b>rivers</b>, and the weather in Paris."}]
+
+    def answer(seed: int) -> tuple[str | None, list[Any]]:
+        message = ask(exact, asks, temperature=3.0, seed=seed, max_tokens=80)["message"]
+        return message["content"], [call["function"] for call in message.get("tool_calls") or []]
+
+    alone = [answer(seed) for seed in range(6)]
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        for _ in range(3):
+            assert list(pool.map(answer, range(6))) == alone
 
 
 SUM = """start: NUMBER ((PLUS | LINE) NUMBER) ~ 1..2

@@ -56,9 +56,25 @@ def ids(vocabulary: int, seed: int, length: int = LENGTH) -> list[int]:
 def kind_of(config: dict[str, Any]) -> Any:
     """The class of transformers that makes and reads the model."""
     transformers: Any = import_module("transformers")
+    if config["model_type"] == "hy_v4":
+        module: Any = import_module("transformers.models.hy_v4.modeling_hy_v4")
+        module.apply_rotary_pos_emb = rotated_in_pairs
     if ENCODERS & config.keys() and not config["architectures"][0].endswith("ForCausalLM"):
         return transformers.AutoModelForMultimodalLM
     return transformers.AutoModelForCausalLM
+
+
+def rotated_in_pairs(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, ...]:
+    """Of Hunyuan 4, whose published rows are ordered so; transformers 5.23 takes them for halves."""
+    cos, sin = (table[..., : table.shape[-1] // 2].unsqueeze(unsqueeze_dim) for table in (cos, sin))
+
+    def rotated(x: Tensor) -> Tensor:
+        first, second = x[..., ::2], x[..., 1::2]
+        return torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
+
+    return rotated(q), rotated(k)
 
 
 def make(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
@@ -99,6 +115,23 @@ def publish_names(folder: Path, saved: str, published: str) -> None:
     file = folder / "model.safetensors"
     tensors = {name.replace(saved, published): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, {"format": "pt"})
+
+
+def experts_apart(tensors: dict[str, Tensor], turned: bool = False) -> dict[str, Tensor]:
+    """Each expert in tensors of its own, as llm-compressor, GPTQ and AWQ leave those that a class stacks. `turned`: these are (X, in, out)."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        at, is_stacked, which = name.partition(".experts.")
+        if not is_stacked or which not in ("gate_up_proj", "down_proj"):
+            found[name] = tensor
+            continue
+        for expert, weight in enumerate(tensor.transpose(1, 2) if turned else tensor):
+            parts = weight.chunk(2) if which == "gate_up_proj" else (weight,)
+            kinds = ("gate_proj", "up_proj") if which == "gate_up_proj" else ("down_proj",)
+            for kind, part in zip(kinds, parts, strict=True):
+                found[f"{at}.experts.{expert}.{kind}.weight"] = part.contiguous()
+    assert len(found) > len(tensors)
+    return found
 
 
 def randomize(model: Any, seed: int) -> None:

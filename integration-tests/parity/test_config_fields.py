@@ -5,6 +5,7 @@ again by transformers, or within larger models.
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import dtype_name, eos_ids
+from penstock.models.architectures import RECIPES, architectures
 from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import read_config
 from penstock.models.recipes.text_defaults import DEFAULTS
@@ -123,6 +125,19 @@ def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     assert read.slopes == pytest.approx(slopes, rel=1e-12)
 
 
+def test_command_r_reads_as_far_as_it_was_trained() -> None:
+    """Its file has 8192 in the usual place, and the rest in another."""
+
+    def positions(**changes: Any) -> int:
+        read = read_config(FAMILIES["Cohere (Command R)"] | changes)
+        assert isinstance(read, DecoderConfig)
+        return read.max_positions
+
+    assert positions(max_position_embeddings=8192, model_max_length=131072) == 131072
+    assert positions(max_position_embeddings=8192, model_max_length=None) == 8192
+    assert positions(max_position_embeddings=None) == 8192
+
+
 def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:
     config = FAMILIES["SmolLM3"] | {"use_sliding_window": True, "sliding_window": 24, "layer_types": None}
     read = read_config(config)
@@ -167,6 +182,33 @@ def test_a_window_of_null_is_none_and_one_left_out_is_that_of_the_class() -> Non
 
     assert windows() == {Window(4096)}
     assert windows(sliding_window=None) == {None}
+
+
+def test_an_architecture_that_is_not_named_is_that_of_the_model_type() -> None:
+    """The same that transformers takes, if it is served and there are not two: of mbart-large-en-ro, say."""
+    auto: Any = import_module("transformers.models.auto.modeling_auto")
+    tasks = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ")
+    theirs: dict[str, set[str]] = {}
+    for task in tasks:
+        for kind, named in getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
+            names = {named} if isinstance(named, str) else set(named)
+            theirs.setdefault(kind, set()).update(names & RECIPES.keys())
+    ours = {kind: architectures({"model_type": kind}) for kind in theirs}
+    for kind, found in ours.items():
+        assert not found or {RECIPES[name] for name in theirs[kind]} == {RECIPES[name] for name in found}, (
+            kind
+        )
+    assert sum(map(bool, ours.values())) > 150
+    for kind, name in (
+        ("mbart", "MBartForConditionalGeneration"),
+        ("marian", "MarianMTModel"),
+        ("bart", "BartForConditionalGeneration"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    ):
+        assert ours[kind] == [name] and architectures({"model_type": kind, "architectures": None}) == [name]
+    assert not ours["llama4"] and not architectures({}) and not architectures({"model_type": ""})
+    assert architectures({"model_type": "mbart", "architectures": ["NobodysModel"]}) == ["NobodysModel"]
 
 
 def test_the_text_within_a_thinker_is_found() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
-from models import ids, kind_of, logits_of, make
+from models import experts_apart, ids, kind_of, logits_of, make
 from newer_families import MINIMAX_M3, MISTRAL_4, STEP_3_5
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from recurrent_families import RECURRENT
@@ -53,9 +53,13 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ),
     ),
     "GLM-5": (lambda name: name, ("model.layers.3.self_attn.indexer.wk.weight",)),
-    # As transformers' own module has them, and as it saves them.
+    # As published, where transformers saves some other names.
     "Hunyuan 4": (
-        lambda name: re.sub(r"(mlp|experts)\.linear_gate", r"\1.gate_proj", name.replace("hc_pre.", "")),
+        lambda name: re.sub(
+            r"(hc_(?:attn|mlp)_layer\.)(?=hc_)",
+            r"\1hc_pre.",
+            re.sub(r"(mlp|experts)\.linear_gate", r"\1.gate_proj", name.replace("hc_pre.", "")),
+        ),
         ("model.mtp_layers.0.enorm.weight",),
     ),
     # As published, where transformers saves some other names, and layers that predict several tokens ahead.
@@ -191,6 +195,15 @@ def deepseek_ocr(text: dict[str, Any], architecture: str) -> dict[str, Any]:
     }
 
 
+def beside(architecture: str, model_type: str, **more: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The configuration of a model that has the text's fields beside those of what reads images."""
+    return lambda text: {**text, "architectures": [architecture], "model_type": model_type, **more}
+
+
+def below_llm(name: str) -> str:
+    return f"llm.{name}"
+
+
 # Models that transformers cannot make here, around a text model that it can: a text family, the whole's configuration, what
 # the whole calls the tensors, and what it holds beside them.
 WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename, tuple[str, ...]]] = {
@@ -238,6 +251,106 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         within("AyaVisionForConditionalGeneration", "aya_vision"),
         below_language_model,
         ("vision_tower.a.weight", "multi_modal_projector.b.weight"),
+    ),
+    "Aya Vision 32B": (
+        "Cohere (Command R)",
+        within("AyaVisionForConditionalGeneration", "aya_vision"),
+        below_language_model,
+        ("vision_tower.a.weight", "multi_modal_projector.b.weight"),
+    ),
+    # As their authors publish them, where transformers has classes of its own.
+    "LLaVA-OneVision in its authors' repository": (
+        "Qwen 1.5, Qwen 2",
+        beside("LlavaQwenForCausalLM", "llava", mm_vision_tower="a"),
+        lambda name: name,
+        ("model.vision_tower.vision_tower.a.weight", "model.mm_projector.0.weight", "model.image_newline"),
+    ),
+    "LLaVA 1.6 in its authors' repository": (
+        "LLaMA 2",
+        beside("LlavaLlamaForCausalLM", "llava", mm_vision_tower="a"),
+        lambda name: name,
+        ("model.vision_tower.vision_tower.a.weight", "model.mm_projector.0.weight", "model.image_newline"),
+    ),
+    "LLaVA 1.6 (Mistral) in its authors' repository": (
+        "Mistral, sliding window",
+        beside("LlavaMistralForCausalLM", "llava_mistral", mm_vision_tower="a"),
+        lambda name: name,
+        ("model.vision_tower.vision_tower.a.weight", "model.mm_projector.0.weight"),
+    ),
+    "FastVLM in its authors' repository": (
+        "Qwen 1.5, Qwen 2",
+        beside("LlavaQwen2ForCausalLM", "llava_qwen2", mm_vision_tower="a"),
+        lambda name: name,
+        ("model.vision_tower.vision_tower.a.weight", "model.mm_projector.0.weight"),
+    ),
+    "DeepSeek-VL, Janus in DeepSeek's repositories": (
+        "LLaMA 2",
+        within("MultiModalityCausalLM", "multi_modality", "language_config"),
+        below_language_model,
+        (
+            "vision_model.vision_tower.a.weight",
+            "aligner.layers.0.weight",
+            "gen_vision_model.quantize.codebook_used",
+            "gen_aligner.layers.0.weight",
+            "gen_head.vision_head.weight",
+            "gen_embed.weight",
+        ),
+    ),
+    "DeepSeek-VL2": (
+        "DeepSeek V2 Lite",
+        within("DeepseekVLV2ForCausalLM", "deepseek_vl_v2", "language_config"),
+        lambda name: f"language.{name}",
+        ("vision.blocks.0.weight", "projector.layers.0.weight", "image_newline", "view_seperator"),
+    ),
+    "Ovis 2 in its authors' repository": (
+        "Qwen 1.5, Qwen 2",
+        within("Ovis", "ovis", "llm_config"),
+        below_llm,
+        ("visual_tokenizer.backbone.a.weight", "visual_tokenizer.head.0.weight", "vte.weight"),
+    ),
+    "Ovis 2.5": (
+        "Qwen 3",
+        within("Ovis2_5", "ovis2_5", "llm_config"),
+        below_llm,
+        ("visual_tokenizer.vit.vision_model.a.weight", "vte.weight"),
+    ),
+    "LLaVA-OneVision 1.5": (
+        "Qwen 3",
+        lambda config: within("LLaVAOneVision1_5_ForConditionalGeneration", "llavaonevision1_5")(
+            {**config, "model_type": "LLaVAOneVision1_5_text"}
+        ),
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        ("model.visual.blocks.0.a.weight",),
+    ),
+    "VideoLLaMA 3 in its authors' repository": (
+        "Qwen 1.5, Qwen 2",
+        beside("Videollama3Qwen2ForCausalLM", "videollama3_qwen2", vision_encoder_config={}),
+        lambda name: name,
+        ("model.vision_encoder.encoder.a.weight", "model.mm_projector.readout.0.weight"),
+    ),
+    "Emu 3 in its authors' repository": (
+        "LLaMA 2",
+        beside("Emu3ForCausalLM", "Emu3"),
+        lambda name: name,
+        (),
+    ),
+    "MiniCPM-V 2.6": (
+        "Qwen 1.5, Qwen 2",
+        beside("MiniCPMV", "minicpmv", version=2.6, vision_config={}),
+        below_llm,
+        ("vpm.a.weight", "resampler.query"),
+    ),
+    "MiniCPM-V 4.5": (
+        "Qwen 3",
+        beside("MiniCPMV", "minicpmv", version=4.5, vision_config={}),
+        below_llm,
+        ("vpm.a.weight", "resampler.query"),
+    ),
+    "Llama 1 as first converted": (
+        "LLaMA 2",
+        lambda config: {**config, "architectures": ["LLaMAForCausalLM"]},
+        lambda name: name,
+        (),
     ),
     "LLaVA-NeXT": (
         "Mistral",
@@ -406,6 +519,13 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         below_language_model,
         ("vision_tower.vision_model.a.weight", "multi_modal_projector.linear_1.weight", "image_newline"),
     ),
+    # As its file is today, with the class of before.
+    "Ministral 8B in its own words": (
+        "Ministral 8B",
+        lambda config: {**config, "architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+        lambda name: name,
+        (),
+    ),
     "MiMo 7B": (
         "Qwen 1.5, Qwen 2",
         lambda config: {
@@ -471,6 +591,89 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         lambda name: name,
         (),
     ),
+    # Think 32B as published: one more `model.` than transformers saves.
+    "HyperCLOVA X SEED Think in its own repository": (
+        "HyperCLOVA X SEED Vision",
+        lambda config: {
+            **config,
+            "architectures": ["HCXVisionV2ForCausalLM"],
+            "model_type": "vlm",
+            "text_config": {**config["text_config"], "model_type": "hyperclovax"},
+        },
+        lambda name: re.sub(r"^model\.language_model\.(?!lm_head)", "model.language_model.model.", name),
+        (
+            "model.vision_model.a.weight",
+            "model.mm_projector.b.weight",
+            "model.discrete_vision_model.c.weight",
+            "model.audio_model.d.weight",
+            "model.audio_projector.e.weight",
+            "model.discrete_audio_model.f.weight",
+            "model.video_audio_compressor.g.weight",
+        ),
+    ),
+    "Qwen3-ASR in its own repositories": (
+        "Qwen 3",
+        lambda config: {
+            "architectures": ["Qwen3ASRForConditionalGeneration"],
+            "model_type": "qwen3_asr",
+            "thinker_config": {
+                "model_type": "qwen3_asr_thinker",
+                "text_config": {
+                    **config,
+                    "model_type": "qwen3_asr_text",
+                    "rope_scaling": {
+                        "interleaved": True,
+                        "mrope_interleaved": True,
+                        "mrope_section": [24, 20, 20],
+                        "rope_type": "default",
+                        "type": "default",
+                    },
+                },
+                "audio_config": {},
+            },
+        },
+        lambda name: f"thinker.{name}",
+        ("thinker.audio_tower.a.weight",),
+    ),
+    # The first ones give an expert's width beside another one.
+    "Aria-Chat": (
+        "Aria",
+        lambda config: {
+            **config,
+            "text_config": {
+                **config["text_config"],
+                "model_type": "aria_moe_lm",
+                "moe_intermediate_size": config["text_config"]["intermediate_size"],
+                "intermediate_size": 8 * config["text_config"]["intermediate_size"],
+            },
+        },
+        lambda name: name,
+        (),
+    ),
+    "Nemotron Nano 12B v2 VL": (
+        "Nemotron-H",
+        within("NemotronH_Nano_VL_V2", "NemotronH_Nano_VL_V2", "llm_config"),
+        below_language_model,
+        ("vision_model.a.weight", "mlp1.0.weight"),
+    ),
+    # As Microsoft publishes it, and vLLM reads it.
+    "VibeVoice-ASR in its own repository": (
+        "Qwen 1.5, Qwen 2",
+        lambda config: {
+            "architectures": ["VibeVoiceForASRTraining"],
+            "model_type": "vibevoice",
+            "decoder_config": {name: value for name, value in config.items() if name != "architectures"},
+            "acoustic_tokenizer_config": {},
+            "semantic_tokenizer_config": {},
+        },
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        (
+            "model.acoustic_tokenizer.encoder.a.weight",
+            "model.semantic_tokenizer.encoder.b.weight",
+            "model.acoustic_connector.fc1.weight",
+            "model.semantic_connector.norm.weight",
+        ),
+    ),
     "Kimi K2": (
         "DeepSeek V3",
         lambda config: {**config, "model_type": "kimi_k2"},
@@ -515,6 +718,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "Qwen3-VL",
         {"text_config": {"model_type": "qwen4_vl_text"}},
         "the text model has the model_type 'qwen4_vl_text'",
+    ),
+    (
+        "Qwen 3",
+        {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": 4.0},
+        "the text model has the model_type None",
     ),
     ("Qwen3-VL", {"text_config": 3}, "text_config is not an object"),
     ("Gemma 4 31B", {"num_hidden_layers": 5}, "layer_types is not a list of 5 names"),
@@ -871,6 +1079,21 @@ def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "family",
+    ["Qwen3-VL-MoE", "Llama 4", "Mistral Small 4 with images", "Gemma 4 26B A4B", "Hunyuan 4"],
+)
+def test_experts_that_a_class_stacks_may_be_in_tensors_of_their_own(family: str, tmp_path: Path) -> None:
+    """As who quantizes such a model leaves them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    save_file(experts_apart(load_file(file), turned=family == "Llama 4"), file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
     ("config", "sentence"),
     [
         ({}, None),
@@ -880,6 +1103,8 @@ def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) 
             "the model reads images and sound, too; only its text is served",
         ),
         ({"vision_config": {}, "audio_config": None}, "the model reads images, too; only its text is served"),
+        ({"vit_config": {}}, "the model reads images, too; only its text is served"),
+        ({"mm_vision_tower": "a"}, "the model reads images, too; only its text is served"),
         ({"thinker_config": {"audio_config": {}}}, "the model reads sound, too; only its text is served"),
     ],
 )
@@ -985,6 +1210,60 @@ def test_minicpm_is_granite_under_other_names(tmp_path: Path) -> None:
     for name, value in (("num_experts", 8), ("mixer_types", ["lightning"])):
         with pytest.raises(UnusableModel, match=name):
             read_config(minicpm | {name: value})
+
+
+def test_internlm_2_is_llama_with_one_matrix_for_queries_keys_and_values(tmp_path: Path) -> None:
+    """Of which transformers has no class: alone, and as InternVL 2 and 2.5 have it."""
+    from safetensors.torch import load_file, save_file
+
+    config = FAMILIES["LLaMA 2"] | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    size = config["hidden_size"] // heads
+    folder = make(tmp_path, config)
+    expected = logits_of(folder, [ids(190, 3, 20)], torch.float32)[0][-1]
+    tensors = load_file(folder / "model.safetensors")
+    names = {
+        "embed_tokens": "tok_embeddings",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "lm_head": "output",
+    }
+    for at in range(config["num_hidden_layers"]):
+        q, k, v = (tensors.pop(f"model.layers.{at}.self_attn.{name}_proj.weight") for name in "qkv")
+        grouped = (
+            q.view(kv_heads, heads // kv_heads, size, -1),
+            *(one.view(kv_heads, 1, size, -1) for one in (k, v)),
+        )
+        tensors[f"model.layers.{at}.attention.wqkv.weight"] = torch.cat(grouped, 1).flatten(0, 2).contiguous()
+    alone = config | {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}
+    whole = within("InternVLChatModel", "internvl_chat", "llm_config")(alone)
+    for written, prefix in ((alone, ""), (whole, "language_model.")):
+        named = {"mlp1.0.weight": torch.ones(1)} if prefix else {}
+        for name, tensor in tensors.items():
+            for theirs, ours in names.items():
+                name = name.replace(theirs, ours)
+            named[prefix + name] = tensor
+        save_file(named, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(written))
+        torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_internlm_3_is_llama(tmp_path: Path) -> None:
+    """As published, with a rotation that longer sequences would stretch; transformers has no class of it."""
+    config = FAMILIES["LLaMA 2"] | {
+        "head_dim": 32,
+        "rope_theta": 50000000,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+    }
+    folder = make(tmp_path, config)
+    expected = logits_of(folder, [ids(190, 3, 20)], torch.float32)[0][-1]
+    own = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": False}
+    (folder / "config.json").write_text(json.dumps(config | own | {"bias": False}))
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_step_3_5_is_the_text_of_step_3_7(tmp_path: Path) -> None:

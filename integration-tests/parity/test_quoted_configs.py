@@ -128,7 +128,15 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     for name in ("intermediate_size", "moe_intermediate_size", "rope_theta"):
         if isinstance(text.get(name), list) and others.get(name, 0) is not None:  # one for each layer
             others[name] = max(text[name])
+    if (
+        text.get("model_type") == "cohere" and "model_max_length" in text
+    ):  # whose other field is for how long it was trained at first
+        others["max_position_embeddings"] = text["model_max_length"]
     scaling = text.get("rope_scaling") or {}
+    if (
+        scaling.get("rope_type") == "linear" and text.get("model_type") == "llama"
+    ):  # a stretch of all positions
+        others["max_position_embeddings"] = int(text["max_position_embeddings"] * scaling["factor"])
     if "alpha" in scaling:  # of Hunyuan: a stretch of the base
         rotated = text["head_dim"]
         others["rope_theta"] = text["rope_theta"] * scaling["alpha"] ** (rotated / (rotated - 2))
@@ -136,6 +144,8 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
         others |= dict.fromkeys(("rope_theta",))
     if "RecurrentGemma" in model:  # which counts gates and values
         others["intermediate_size"] = text["intermediate_size"] // 2
+    if text.get("model_type") == "rwkv":  # its blocks keep two states, and are two layers here
+        others["num_hidden_layers"] = 2 * text["num_hidden_layers"]
     if "Inkling" in model:  # rows without a token are left out, and experts for every token counted
         others |= {"vocab_size": 200058, "num_experts_per_tok": 8, "n_routed_experts": 258}
     return others

@@ -74,7 +74,7 @@ fn check_config(config: &Map<String, Value>, cli: &Cli, num_shard: u32) -> Resul
 }
 
 /// Whether a sequence may perhaps have more positions than `max_position_embeddings`: they are scaled, or are told
-/// apart by linear biases, or input and output have their own.
+/// apart by linear biases, or input and output have their own, or another field has them (Command R's `model_max_length`).
 fn may_go_on(config: &Map<String, Value>) -> bool {
     let plain = |value: &Value| match value {
         Value::Null => true,
@@ -86,7 +86,7 @@ fn may_go_on(config: &Map<String, Value>) -> bool {
     };
     let scaled = ["rope_scaling", "rope_parameters"].iter().filter_map(|name| config.get(*name));
     let yes = |name: &str| config.get(name).is_some_and(|value| *value != Value::Bool(false));
-    !scaled.into_iter().all(plain) || yes("alibi") || yes("is_encoder_decoder")
+    !scaled.into_iter().all(plain) || yes("alibi") || yes("is_encoder_decoder") || yes("model_max_length")
 }
 
 #[cfg(test)]
@@ -139,6 +139,7 @@ mod tests {
             json!({"max_position_embeddings": 2048, "rope_parameters": {"full": {"rope_type": "yarn"}}}),
             json!({"max_position_embeddings": 2048, "alibi": true}),
             json!({"max_position_embeddings": 2048, "is_encoder_decoder": true}),
+            json!({"max_position_embeddings": 2048, "model_max_length": 4096}),
         ] {
             assert_eq!(checked(config.clone(), "--max-total-tokens 999999", 3), Ok(()), "{config}");
         }

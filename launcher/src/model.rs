@@ -376,7 +376,9 @@ mod tests {
 
     #[test]
     fn older_files_of_a_tokenizer_are_enough() {
-        for files in [&["tokenizer.model"][..], &["vocab.json", "merges.txt"], &["vocab.txt"]] {
+        for files in
+            [&["tokenizer.model"][..], &["vocab.json", "merges.txt"], &["vocab.txt"], &["tekken.json"]]
+        {
             let model = folder(&[files, &["config.json", "model.safetensors"]].concat());
             assert!(named(model.path().to_str().unwrap()).is_ok(), "{files:?}");
         }

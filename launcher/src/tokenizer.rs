@@ -1,5 +1,5 @@
 //! A tokenizer.json for a model that has only older files (tokenizer.model, vocab.json with merges.txt,
-//! vocab.txt): `python -m penstock.hub.tokenizer` makes it once and keeps it in a cache. Called by `main`.
+//! vocab.txt, tekken.json): `python -m penstock.hub.tokenizer` makes it once and keeps it in a cache. Called by `main`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,13 @@ use crate::child_spawner::ChildSpawner;
 use crate::json_subprocess::{self, Ended};
 
 /// Sets of files of which each alone is enough, as in `penstock.hub.tokenizer`.
-pub const OLDER: [&[&str]; 5] = [
+pub const OLDER: [&[&str]; 6] = [
     &["tokenizer.model"],
     &["spiece.model"],
     &["sentencepiece.bpe.model"],
     &["vocab.json", "merges.txt"],
     &["vocab.txt"],
+    &["tekken.json"],
 ];
 
 #[derive(Deserialize)]

@@ -58,7 +58,7 @@ def serve(
     dtype = dtype_name(
         config,
         "bfloat16" if is_free else arguments.dtype,
-        lambda: check_weights(folder, arguments.trust_remote_code)[1],
+        lambda: check_weights(folder, arguments.trust_remote_code).stored,
     )
     packed_cache = _packed_cache(arguments)
     on_engine = in_bf16(dtype, arguments.dtype)

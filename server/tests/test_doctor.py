@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import checkpoints
 import encoder_decoders
@@ -53,6 +54,18 @@ def problem(folder: Path, **question: Any) -> str:
     problems = examine(folder, Question(**question)).problems
     assert len(problems) == 1 and "\n" not in problems[0], problems
     return problems[0]
+
+
+def test_tensors_that_the_index_leaves_out_are_told(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", shards=2)
+    (last,) = folder.glob("*-00002-of-00002.safetensors")
+    save_file({**load_file(last), "mtp.fc.weight": torch.ones(2)}, last, metadata={"format": "pt"})
+    report = examine(folder, Question())
+    assert report.would_serve and any(
+        line.startswith("model.safetensors.index.json: 1 tensor is left out")
+        and line.endswith(f"the first is mtp.fc.weight in {last.name}")
+        for line in report.warnings
+    )
 
 
 def test_a_model_that_would_be_served_is_described(tmp_path: Path) -> None:

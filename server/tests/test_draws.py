@@ -118,6 +118,20 @@ def test_every_row_gets_the_token_that_torch_draws(name: str, vocabulary: int) -
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("vocabulary", [96, 97, 4099])
+def test_a_mask_that_forbids_nothing_moves_no_draw(name: str, vocabulary: int) -> None:
+    rng = random.Random(vocabulary)
+    rows = [any_row(rng, vocabulary) for _ in range(60)]
+    logits_SV = some_logits(len(rows), vocabulary, 7)
+    without, under = (
+        both(name, [row | {"mask": mask} for row in rows], logits_SV, [1] * 60) for mask in (0.0, 1.0)
+    )
+    for unmasked, masked in zip(without[:2], under[:2], strict=True):
+        assert torch.equal(unmasked.tokens_S, masked.tokens_S)
+        assert torch.equal(unmasked.logprobs_S, masked.logprobs_S)
+
+
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("repetition", [1e-38, 3.4e38])
 def test_no_penalty_brings_a_token_past_its_mask(name: str, repetition: float) -> None:
     vocabulary = 97

@@ -478,7 +478,7 @@ def test_in_fp16_the_hidden_state_of_t5_may_leave_its_range(tmp_path: Path) -> N
 
 
 def test_names_of_older_checkpoints_are_found(tmp_path: Path) -> None:
-    """The base model's names without `model.`, the table under another name, a stray one, no bias of the logits."""
+    """The base model's names without `model.`, the table under another name, a stray one, no bias of the logits; and its class."""
     from safetensors.torch import load_file, save_file
 
     wanted = Reference("BART", torch.float32)
@@ -490,6 +490,8 @@ def test_names_of_older_checkpoints_are_found(tmp_path: Path) -> None:
     tensors["encoder.version"] = torch.ones(1)
     del tensors["final_logits_bias"]
     save_file(tensors, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BartModel"]}))
     driver = Driver(tmp_path)
     driver.step([row(0, padded(SHORT) + SAID[:4], 0, blocks(48, 0), start={"encoder": len(SHORT)})])
     wanted.check(driver.last_logits()[0], SHORT, 3)

@@ -195,6 +195,31 @@ def test_a_model_that_can_work_is_described_by_its_config_alone(tmp_path: Path) 
     assert engine.recipe == "transformers"
 
 
+def test_kernels_that_the_published_xlstm_names_are_not_needed(tmp_path: Path) -> None:
+    folder = made(tmp_path, "xlstm", hidden_size=128, embedding_dim=128, num_blocks=2, num_heads=2)
+    before = engine_of(folder).model
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "chunkwise_kernel": "chunkwise--triton_xl_chunk",
+        "sequence_kernel": "native_sequence__triton",
+        "step_kernel": "triton",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert fallback_verdict(config, folder) is None
+    assert engine_of(folder).model.config == before.config
+
+
+def test_a_tensor_that_is_in_two_files_is_refused(tmp_path: Path) -> None:
+    """transformers reads every file whole."""
+    folder = checkpoints.write(tmp_path, checkpoints.config(), shards=2)
+    first, last = sorted(folder.glob("*.safetensors"))
+    name = "model.embed_tokens.weight"
+    save_file({**load_file(last), name: torch.zeros(199, 64)}, last, metadata={"format": "pt"})
+    said = refusal(folder, implementation="transformers")
+    assert said.startswith("model.safetensors.index.json: 1 tensor is in a second file, too")
+    assert said.endswith(f"{name} ({last.name})") and first.name not in said
+
+
 def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     folder = made(tmp_path, "bitnet", num_key_value_heads=2)
     report = examine(folder, Question(device="cpu"))

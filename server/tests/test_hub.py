@@ -342,6 +342,10 @@ def test_without_a_tokenizer_json_the_older_files_are_fetched(machine: Machine) 
     folder = machine.run("owner/older").folder
     assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     assert not (folder / "vocab.txt").exists()
+    del files["vocab.txt"], files["vocab.json"]
+    files["tekken.json"] = b"of Mistral"
+    machine.hub.repos["owner/own"] = Repo(dict(files), commit="d" * 40)
+    assert (machine.run("owner/own").folder / "tekken.json").exists()
 
 
 def test_an_index_that_names_an_absent_or_foreign_file_is_refused(machine: Machine) -> None:

@@ -100,4 +100,16 @@ def test_an_index_of_pickles_is_held_against_them(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model-2.bin").unlink()
     assert "1 file is missing: pytorch_model-2.bin" in refusal(tmp_path)
     torch.save(torch.load(tmp_path / "pytorch_model-1.bin"), tmp_path / "pytorch_model-2.bin")
-    assert "tensors are in two files" in refusal(tmp_path)
+    assert "(the index lists it in pytorch_model-2.bin, and no file has it)" in refusal(tmp_path)
+
+
+def test_the_index_of_pickles_decides_which_file_a_tensor_is_taken_from(tmp_path: Path) -> None:
+    weights = pickle(tmp_path, 3)
+    where = json.loads((tmp_path / "pytorch_model.bin.index.json").read_text())["weight_map"]
+    last = "pytorch_model-3.bin"
+    older = {name: torch.zeros_like(tensor) for name, tensor in weights.items() if where[name] != last}
+    torch.save({**torch.load(tmp_path / last), **older}, tmp_path / last)
+    decoder = read(tmp_path)
+    assert where["model.embed_tokens.weight"] != last
+    embedding = decoder.ends.embedding
+    assert embedding is not None and torch.equal(embedding.weight_VE, weights["model.embed_tokens.weight"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import checkpoints
 from penstock.engine.engine import Engine
@@ -28,6 +28,8 @@ from penstock_kernels import tensors
 from penstock_kernels.tensors import in_torch
 
 CPU = torch.device("cpu")
+# Of a checkpoint in three files.
+FIRST = "model-00001-of-00003.safetensors"
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Engine:
@@ -289,37 +291,67 @@ def test_an_index_that_points_elsewhere_is_refused(
     assert words in refusal(folder)
 
 
-def test_shards_that_disagree_with_the_index_are_refused(tmp_path: Path) -> None:
-    folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=3)
+def change_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
+    """Changes which tensors are in which file."""
     index = folder / "model.safetensors.index.json"
-    whole = json.loads(index.read_text())
-    first = "model-00001-of-00003.safetensors"
     content = json.loads(index.read_text())
-    del content["weight_map"]["model.norm.weight"]
+    change(content["weight_map"])
     index.write_text(json.dumps(content))
-    last = "model-00003-of-00003.safetensors"
-    assert f"1 tensor is in a file and not listed: model.norm.weight ({last})" in refusal(folder)
-    content = json.loads(json.dumps(whole))
-    content["weight_map"]["model.extra"] = first
-    index.write_text(json.dumps(content))
-    assert f"1 tensor is listed and in no file: model.extra ({first})" in refusal(folder)
-    content = json.loads(json.dumps(whole))
-    content["weight_map"]["model.norm.weight"] = first
-    index.write_text(json.dumps(content))
-    assert f"in another file than listed: model.norm.weight ({last}, not {first})" in refusal(folder)
+
+
+def test_an_index_without_a_map_is_refused(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=3)
     for text in ("[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000):
-        index.write_text(text)
+        (folder / "model.safetensors.index.json").write_text(text)
         assert "weight_map" in refusal(folder)
 
 
-def test_the_same_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
-    folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=2)
-    first = "model-00001-of-00002.safetensors"
-    (folder / "model-00002-of-00002.safetensors").write_bytes((folder / first).read_bytes())
-    said = refusal(folder)
-    assert said.startswith("model.safetensors.index.json: 15 tensors are in two files: ")
-    assert "(model-00001-of-00002.safetensors, model-00002-of-00002.safetensors)" in said
-    assert said.count("), ") >= 9 and "and 5 more" in said
+def test_a_tensor_that_is_listed_and_in_no_file_is_missed_only_where_the_model_has_it(tmp_path: Path) -> None:
+    weights = checkpoints.tensors(checkpoints.config())
+    del weights["model.norm.weight"]
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config(), weights, shards=3)
+    change_index(folder, lambda files: files.update({"model.extra": FIRST}))
+    says = "model.safetensors.index.json contradicts config.json: lacks 1 tensor: model.norm.weight"
+    assert refusal(folder) == says
+    change_index(folder, lambda files: files.update({"model.norm.weight": FIRST}))
+    assert refusal(folder) == f"{says} (the index lists it in {FIRST}, and no file has it)"
+
+    folder = checkpoints.write(tmp_path / "whole", checkpoints.config(), shards=3)
+    change_index(folder, lambda files: files.update({"model.extra": FIRST}))
+    load(folder)
+
+
+def test_the_index_decides_which_file_a_tensor_is_taken_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = checkpoints.config()
+    weights = checkpoints.tensors(config)
+    folder = checkpoints.write(tmp_path / "model", config, weights, shards=3)
+    wanted = recipes.load(config, folder, torch.float32, CPU)
+    assert "left out" not in capsys.readouterr().err
+    # Older copies, in a file before and in one behind; and what nobody lists.
+    for number, name in ((1, "lm_head.weight"), (3, "model.embed_tokens.weight"), (3, "model.extra")):
+        path = folder / f"model-0000{number}-of-00003.safetensors"
+        stale = torch.zeros_like(weights.get(name, torch.ones(2)))
+        save_file({**load_file(path), name: stale}, path, metadata={"format": "pt"})
+    found = recipes.load(config, folder, torch.float32, CPU)
+    assert isinstance(wanted, Decoder) and isinstance(found, Decoder)
+    assert all(torch.equal(*pair) for pair in zip(found.weights(), wanted.weights(), strict=True))
+    said = capsys.readouterr().err
+    assert said.count("left out") == 1
+    assert "3 tensors are left out, in files that it does not name for them" in said
+    assert f"the first is lm_head.weight in {FIRST}" in said
+
+
+def test_a_tensor_that_the_index_gives_to_no_file_or_to_another_is_missing(tmp_path: Path) -> None:
+    name, last = "model.norm.weight", "model-00003-of-00003.safetensors"
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config(), shards=3)
+    change_index(folder, lambda files: files.update({name: FIRST}))
+    assert f"lacks 1 tensor: {name} (the index lists it in {FIRST}, and only {last} has it)" in refusal(
+        folder
+    )
+    change_index(folder, lambda files: files.pop(name))
+    assert f"lacks 1 tensor: {name} ({last} has it, and the index does not list it)" in refusal(folder)
 
 
 def test_a_name_that_is_twice_in_one_file_is_refused(folder: Path) -> None:
@@ -364,7 +396,7 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"architectures": ["NobodysModelForCausalLM"]}, "NobodysModelForCausalLM"),
-        ({"architectures": None}, "unsupported architecture none"),
+        ({"architectures": None, "model_type": None}, "unsupported architecture none"),
         ({"hidden_act": "relu6"}, "relu6"),
         ({"num_attention_heads": 3}, "num_key_value_heads"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers"),

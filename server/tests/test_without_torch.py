@@ -1,6 +1,7 @@
 """A worker whose model the CPU engine runs never imports torch, whatever its requests ask for, whether the packed cache has the model or
 not. What needs torch says so where it is not installed."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 import checkpoints
 import encoder_decoders
@@ -337,6 +339,37 @@ def test_a_tokenizer_is_made_of_older_files_without_torch(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     said = run_module("penstock.hub.tokenizer", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
     assert "hel" in Path(json.loads(said.splitlines()[-1])["tokenizer"]).read_text()
+
+
+@pytest.mark.parametrize("version", [None, 7, 11])
+def test_a_tokenizer_is_made_of_mistrals_own_file(version: int | None, tmp_path: Path) -> None:
+    """Which says what is special or, up to version 7, leaves it to mistral-common; `<s>` is before every text."""
+    pieces = [*(bytes([byte]) for byte in range(256)), b"he", b"hel"]
+    vocabulary = [
+        {"rank": at, "token_bytes": base64.b64encode(piece).decode(), "token_str": None}
+        for at, piece in enumerate([*pieces, b"beyond default_vocab_size"])
+    ]
+    sizes = {"default_vocab_size": 100 + len(pieces), "default_num_special_tokens": 100}
+    given: dict[str, Any] = {"config": {"pattern": "[a-z]+|.", "version": f"v{version or 11}", **sizes}}
+    if version is None:
+        given["special_tokens"] = [
+            {"rank": at, "token_str": name, "is_control": True}
+            for at, name in enumerate(["<unk>", "<s>", "</s>", "[THINK]"])
+        ]
+    (tmp_path / "tekken.json").write_text(json.dumps(given | {"vocab": vocabulary}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    arguments = ("penstock.hub.tokenizer", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
+    if version == 11:
+        with pytest.raises(AssertionError, match=r"made of tekken\.json .*v11 and has no special_tokens"):
+            run_module(*arguments)
+        return
+    made = Tokenizer.from_file(json.loads(run_module(*arguments).splitlines()[-1])["tokenizer"])
+    special = "[THINK]" if version is None else "[INST]"
+    encoded = made.encode(f"{special}hel\u00e9")
+    assert encoded.ids == [1, 3, 100 + 257, 100 + 0xC3, 100 + 0xA9]
+    assert made.decode(encoded.ids) == "hel\u00e9"
+    assert made.encode("hel", add_special_tokens=False).ids == [100 + 257]
+    assert made.get_vocab_size() == 100 + len(pieces)
 
 
 def test_the_log_probability_of_a_row_does_not_depend_on_the_others() -> None:

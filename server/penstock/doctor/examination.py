@@ -195,10 +195,13 @@ def weights(folder: Path, question: Question, report: Report) -> dict[str, Store
         )
         return None
     report.missing_files += absent
-    _, stored = check_weights(folder, question.trusted)
+    held = check_weights(folder, question.trusted)
     if files.pickled:
         with Checkpoint(folder, tensors.float32, question.trusted) as checkpoint:
-            stored = checkpoint.stored
+            held = checkpoint.contents
+    stored = held.stored
+    if held.warning is not None:
+        report.warnings.append(held.warning)
     report.weight_bytes = sum((folder / name).stat().st_size for name in files.names)
     for one in stored.values():
         report.stored_dtypes[one.dtype] = report.stored_dtypes.get(one.dtype, 0) + one.end - one.begin

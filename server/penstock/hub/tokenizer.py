@@ -1,8 +1,8 @@
 """Makes a tokenizer.json for a model that has only older files: `python -m penstock.hub.tokenizer FOLDER`.
 
 Run by the launcher, before any worker, when the model's folder has no tokenizer.json. transformers does the
-conversion; code of the model's repository is never run. The result is kept in a cache, named by the content of
-what it was made of, since the model's folder may be read-only. Writes JSON lines to standard output: log lines
+conversion, of tekken.json with what `tekken` adds; code of the model's repository is never run. The result is kept in
+a cache, named by the content of what it was made of, since the model's folder may be read-only. Writes JSON lines to standard output: log lines
 with `level` and `message`, and as the last one `{"tokenizer": file}` or `{"failed": one line for the user}`.
 """
 
@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.hub import tekken
+
 # Each set alone is enough to make a tokenizer of.
 SOURCES = (
     ("tokenizer.model",),
@@ -27,9 +29,16 @@ SOURCES = (
     ("sentencepiece.bpe.model",),
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
+    (tekken.FILE,),
 )
 # What else has a say in it.
 CONFIGURATION = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+# What classes in the code of repositories, which is not run, have as their default: fields of tokenizer_config.json.
+SAID_BY_CODE = {
+    "InternLM2Tokenizer": {"add_bos_token": True},
+    "InternLM3Tokenizer": {"add_bos_token": True},
+}
 
 
 class Unconvertible(Exception):
@@ -122,8 +131,10 @@ def convert(folder: Path, sources: str) -> str:
     from transformers import AutoTokenizer
 
     try:
+        if sources == tekken.FILE:
+            return tekken.convert(folder / sources)
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, use_fast=True, trust_remote_code=False, local_files_only=True
+            folder, use_fast=True, trust_remote_code=False, local_files_only=True, **said_by_code(folder)
         )
     except Exception as error:  # transformers raises nearly anything for files that it cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -137,6 +148,14 @@ def convert(folder: Path, sources: str) -> str:
         )
     text: str = backend.to_str()
     return text
+
+
+def said_by_code(folder: Path) -> dict[str, Any]:
+    """What tokenizer_config.json leaves to its class. Raises OSError and ValueError."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    defaults = SAID_BY_CODE.get(str(config.get("tokenizer_class")), {}) if isinstance(config, dict) else {}
+    return {name: value for name, value in defaults.items() if config.get(name) is None}
 
 
 def is_ours(file: Path) -> bool:

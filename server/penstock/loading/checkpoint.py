@@ -20,7 +20,7 @@ from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
-from penstock.loading.model_files import CONFIG, Stored, gigabytes, listed, read_json, weight_files
+from penstock.loading.model_files import CONFIG, Contents, Stored, gigabytes, listed, read_json, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
 from penstock.quantization import codes, words
 from penstock.telemetry import log
@@ -105,8 +105,16 @@ class Checkpoint:
     def reading(self, tells: bool) -> Iterator[None]:
         """From now on tensors have numbers. What was asked for before is read ahead."""
         self.is_rehearsal, self.bytes_made = False, 0
+        warning = self.contents.warning
+        if tells and warning is not None:
+            log("WARN", warning, progress=True)
         with self._reader.reading(self._plan.ranges, self._plan.bytes, tells):
             yield
+
+    @property
+    def contents(self) -> Contents:
+        """What the files hold."""
+        return self._reader.contents
 
     @property
     def stored(self) -> dict[str, Stored]:
@@ -227,10 +235,11 @@ class Checkpoint:
         missing, misshapen, unusable = (
             list(dict.fromkeys(names)) for names in (self._missing, self._misshapen, self._unusable)
         )
+        lacking = [self.contents.said_of_missing(name) for name in missing]
         wrong = [
             f"{what}: {listed(names)}"
             for names, what in (
-                (missing, f"lacks {_tensors(missing)}"),
+                (lacking, f"lacks {_tensors(missing)}"),
                 (misshapen, f"{_tensors(misshapen)} of another shape"),
                 (unusable, f"{_tensors(unusable)} of a dtype that cannot be used"),
                 (extra, f"{_tensors(extra)} without a place in the model"),

@@ -12,8 +12,7 @@ from typing import Any
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import (
-    Stored,
-    WeightFiles,
+    Contents,
     catalogue,
     check_present,
     read_config,
@@ -28,9 +27,9 @@ def check_folder(folder: Path, trusted: bool = False) -> dict[str, Any]:
     """
     config = read_config(folder)
     quantization.refuse(config, folder)
-    files, stored = check_weights(folder, trusted)
-    check_numbers(config, None if files.pickled else len(stored))
-    quantization.refuse(config, folder, stored)
+    held = check_weights(folder, trusted)
+    check_numbers(config, None if held.files.pickled else len(held.stored))
+    quantization.refuse(config, folder, held.stored)
     return quantization.with_what_is_beside(config, folder)
 
 
@@ -60,10 +59,10 @@ def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, value
 
 
-def check_weights(folder: Path, trusted: bool = False) -> tuple[WeightFiles, dict[str, Stored]]:
-    """The weight files and what they hold. Of pickled ones, nothing is known before they are loaded."""
+def check_weights(folder: Path, trusted: bool = False) -> Contents:
+    """What the weight files hold. Of pickled ones, nothing is known before they are loaded."""
     files = weight_files(folder, trusted)
     if files.pickled:
         check_present(folder, files)
-        return files, {}
-    return files, catalogue(folder, files)
+        return Contents(files, {}, {})
+    return catalogue(folder, files)

@@ -74,6 +74,37 @@ class WeightFiles:
         """What to call the whole in an error."""
         return self.index or self.names[0]
 
+    def gives(self, tensor: str, file: str) -> bool:
+        """Whether a tensor is taken from a file that holds it: an index decides, where there is one."""
+        return self.index is None or self.promised.get(tensor) == file
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the files of the weights hold."""
+
+    files: WeightFiles
+    stored: dict[str, Stored]  # what is taken of them
+    left_out: dict[str, str]  # tensor to a file that holds it and that the index does not name for it
+
+    @property
+    def warning(self) -> str | None:
+        """How much is left out, in a sentence; None: nothing."""
+        if not self.left_out:
+            return None
+        tensor, file = next(iter(self.left_out.items()))
+        return (
+            f"{self.files.index}: {counted(self.left_out, 'tensor')} left out, in files that it does not name for them; "
+            f"the first is {tensor} in {file}"
+        )
+
+    def said_of_missing(self, tensor: str) -> str:
+        """A tensor that is not taken from any file, and how the index and the files differ over it."""
+        promised, held = self.files.promised.get(tensor), self.left_out.get(tensor)
+        if promised is not None:
+            return f"{tensor} (the index lists it in {promised}, and {'no file' if held is None else 'only ' + held} has it)"
+        return tensor if held is None else f"{tensor} ({held} has it, and the index does not list it)"
+
 
 def open_regular(path: Path) -> int:
     """A descriptor to read a file. Raises UnusableModel where it is something else, of which reading might wait for
@@ -175,7 +206,8 @@ def whole_and_text(config: dict[str, Any]) -> list[dict[str, Any]]:
     found = [config]
     for part in found:
         inner = (
-            part.get(name) for name in ("text_config", "llm_config", "language_config", "thinker_config")
+            part.get(name)
+            for name in ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
         )
         found += [one for one in inner if isinstance(one, dict)]
     return found
@@ -240,11 +272,10 @@ def read_index(path: Path, suffix: str) -> dict[str, str]:
     return dict(weight_map)
 
 
-def catalogue(folder: Path, files: WeightFiles) -> dict[str, Stored]:
-    """Every tensor in the safetensors `files`, by name. Raises UnusableModel.
+def catalogue(folder: Path, files: WeightFiles) -> Contents:
+    """Every tensor of the safetensors `files`, by name. Raises UnusableModel.
 
-    Finds files that are missing, cut short or unsound, tensors that are in two files, and where the index
-    contradicts the files: the first ten of a kind, and how many there are.
+    Finds files that are missing, cut short or unsound, and what they hold beside the tensors that the index gives to them.
     """
     check_present(folder, files)
     headers: dict[str, dict[str, Stored]] = {}
@@ -256,14 +287,18 @@ def catalogue(folder: Path, files: WeightFiles) -> dict[str, Stored]:
             broken.append(str(error))
     if broken:
         raise UnusableModel(listed(broken, 3, "; "))
-    found: dict[str, Stored] = {}
-    twice: list[str] = []
-    for header in headers.values():
-        for tensor, stored in header.items():
-            if tensor in found:
-                twice.append(f"{tensor} ({found[tensor].file}, {stored.file})")
-            found[tensor] = stored
-    compare(files, {tensor: stored.file for tensor, stored in found.items()}, twice)
+    every = [(tensor, stored) for header in headers.values() for tensor, stored in header.items()]
+    return sort_out(files, every)
+
+
+def sort_out(files: WeightFiles, every: Iterable[tuple[str, Stored]]) -> Contents:
+    """Of all that the files hold, what the index gives to each of them."""
+    found = Contents(files, {}, {})
+    for tensor, stored in every:
+        if files.gives(tensor, stored.file):
+            found.stored[tensor] = stored
+        else:
+            found.left_out.setdefault(tensor, stored.file)
     return found
 
 
@@ -276,30 +311,6 @@ def check_present(folder: Path, files: WeightFiles) -> None:
         mode = (folder / name).stat().st_mode
         if not stat.S_ISREG(mode):
             raise UnusableModel(f"{folder / name}: {kind_of(mode)}, not a file")
-
-
-def compare(files: WeightFiles, found: dict[str, str], twice: list[str]) -> None:
-    """Holds what an index promises against what the files hold. Raises UnusableModel."""
-    wrong: list[str] = []
-    if twice:
-        wrong.append(f"{counted(twice, 'tensor')} in two files: {listed(twice)}")
-    if files.index is not None:
-        lacking = [f"{tensor} ({file})" for tensor, file in files.promised.items() if tensor not in found]
-        unlisted = [f"{tensor} ({file})" for tensor, file in found.items() if tensor not in files.promised]
-        elsewhere = [
-            f"{tensor} ({file}, not {files.promised[tensor]})"
-            for tensor, file in found.items()
-            if not twice and files.promised.get(tensor, file) != file
-        ]
-        for names, what in (
-            (lacking, "listed and in no file"),
-            (unlisted, "in a file and not listed"),
-            (elsewhere, "in another file than listed"),
-        ):
-            if names:
-                wrong.append(f"{counted(names, 'tensor')} {what}: {listed(names)}")
-    if wrong:
-        raise UnusableModel(f"{files.source}: {'; '.join(wrong)}")
 
 
 def read_header(path: Path) -> dict[str, Stored]:

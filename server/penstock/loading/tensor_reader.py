@@ -19,7 +19,7 @@ import numpy as np
 from penstock.errors import UnusableModel
 from penstock.loading.host import NEEDS_TORCH, threads_of
 from penstock.loading.madvise import let_go
-from penstock.loading.model_files import Stored, WeightFiles, catalogue, check_present, compare
+from penstock.loading.model_files import Contents, Stored, WeightFiles, catalogue, check_present, sort_out
 from penstock.loading.read_ahead import Progress, ReadAhead
 from penstock.quantization.codes import EXPONENTS, TABLES, Matrix, powers
 from penstock.quantization.words import Words
@@ -60,7 +60,8 @@ class TensorReader:
         self._open: dict[str, int] = {}  # descriptors
         self._mapped: dict[str, tuple[int, int]] = {}  # addresses
         self._pickled: dict[str, Tensor] = {}
-        self.stored: dict[str, Stored] = self._read_pickles() if files.pickled else catalogue(folder, files)
+        self.contents = self._read_pickles() if files.pickled else catalogue(folder, files)
+        self.stored = self.contents.stored
         self._own = threading.local()
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: ReadAhead | None = None
@@ -352,9 +353,8 @@ class TensorReader:
             self._ahead.go_on(count)
             self._progress.go_on(count)
 
-    def _read_pickles(self) -> dict[str, Stored]:
-        found: dict[str, Stored] = {}
-        twice: list[str] = []
+    def _read_pickles(self) -> Contents:
+        every: list[tuple[str, Stored]] = []
         check_present(self.folder, self._files)
         pickled = _reader_of_pickles()
         for file in self._files.names:
@@ -365,15 +365,12 @@ class TensorReader:
                     max(tensor.data_ptr() + tensor.nbytes for tensor in of_file.values()),
                 )
             for name, tensor in of_file.items():
-                if name in found:
-                    twice.append(f"{name} ({found[name].file}, {file})")
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 known = next((name for name, one in DTYPES.items() if str(one) == dtype), None)
-                if known is not None:
+                if known is not None and self._files.gives(name, file):
                     self._pickled[name] = tensors.of_torch(tensor)
-                found[name] = Stored(file, known or dtype, tuple(tensor.shape), 0, tensor.nbytes)
-        compare(self._files, {name: stored.file for name, stored in found.items()}, twice)
-        return found
+                every.append((name, Stored(file, known or dtype, tuple(tensor.shape), 0, tensor.nbytes)))
+        return sort_out(self._files, every)
 
 
 def _reader_of_pickles() -> Any:

@@ -15,6 +15,7 @@ RECIPES = {
     "BailingMoeV3ForCausalLM": "bailing_hybrid",
     "BambaForCausalLM": "bamba",
     "BartForConditionalGeneration": "bart",
+    "BartModel": "bart",
     "BlenderbotForConditionalGeneration": "bart",
     "BlenderbotSmallForConditionalGeneration": "bart",
     "Blip2ForConditionalGeneration": "vision_language",
@@ -40,10 +41,12 @@ RECIPES = {
     "DeepseekV4ForCausalLM": "deepseek_v4",
     "DeepseekVLForConditionalGeneration": "vision_language",
     "DeepseekVLHybridForConditionalGeneration": "vision_language",
+    "DeepseekVLV2ForCausalLM": "vision_language",
     "Dot3NoteForCausalLM": "dots3_note",
     "Dots1ForCausalLM": "dots1",
     "Dots3NoteForCausalLM": "dots3_note",
     "Dots3NoteForConditionalGeneration": "dots3_note",
+    "Emu3ForCausalLM": "vision_language",
     "Emu3ForConditionalGeneration": "vision_language",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_ForCausalLM": "ernie4_5",
@@ -94,6 +97,7 @@ RECIPES = {
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "GraniteSpeechForConditionalGeneration": "vision_language",
     "GraniteSpeechPlusForConditionalGeneration": "vision_language",
+    "HCXVisionV2ForCausalLM": "vision_language",
     "HYV3ForCausalLM": "hy_v3",
     "HYV4ForCausalLM": "hy_v4",
     "HeliumForCausalLM": "helium",
@@ -108,6 +112,8 @@ RECIPES = {
     "InklingForConditionalGeneration": "inkling",
     "InstructBlipForConditionalGeneration": "vision_language",
     "InstructBlipVideoForConditionalGeneration": "vision_language",
+    "InternLM2ForCausalLM": "internlm2",
+    "InternLM3ForCausalLM": "llama",
     "InternVLChatModel": "vision_language",
     "InternVLForConditionalGeneration": "vision_language",
     "Jais2ForCausalLM": "jais2",
@@ -117,6 +123,8 @@ RECIPES = {
     "KimiLinearForCausalLM": "kimi_linear",
     "KimiVLForConditionalGeneration": "vision_language",
     "Kimi_K25ForConditionalGeneration": "vision_language",
+    "LLaMAForCausalLM": "llama",
+    "LLaVAOneVision1_5_ForConditionalGeneration": "vision_language",
     "LagunaForCausalLM": "laguna",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
@@ -129,9 +137,13 @@ RECIPES = {
     "Llama4ForConditionalGeneration": "vision_language",
     "LlamaForCausalLM": "llama",
     "LlavaForConditionalGeneration": "vision_language",
+    "LlavaLlamaForCausalLM": "vision_language",
+    "LlavaMistralForCausalLM": "vision_language",
     "LlavaNextForConditionalGeneration": "vision_language",
     "LlavaNextVideoForConditionalGeneration": "vision_language",
     "LlavaOnevisionForConditionalGeneration": "vision_language",
+    "LlavaQwen2ForCausalLM": "vision_language",
+    "LlavaQwenForCausalLM": "vision_language",
     "M2M100ForConditionalGeneration": "bart",
     "MBartForConditionalGeneration": "bart",
     "MPTForCausalLM": "mpt",
@@ -144,6 +156,7 @@ RECIPES = {
     "MiniCPM3ForCausalLM": "minicpm3",
     "MiniCPMForCausalLM": "minicpm",
     "MiniCPMOcrForConditionalGeneration": "vision_language",
+    "MiniCPMV": "vision_language",
     "MiniCPMV4_6ForConditionalGeneration": "vision_language",
     "MiniCPMV4_7ForConditionalGeneration": "vision_language",
     "MiniMaxForCausalLM": "minimax",
@@ -162,6 +175,7 @@ RECIPES = {
     "MllamaForConditionalGeneration": "mllama",
     "Molmo2ForConditionalGeneration": "vision_language",
     "MptForCausalLM": "mpt",
+    "MultiModalityCausalLM": "vision_language",
     "MvpForConditionalGeneration": "bart",
     "NanoChatForCausalLM": "nanochat",
     "NeMoSpeechLMForConditionalGeneration": "vision_language",
@@ -169,6 +183,7 @@ RECIPES = {
     "NemotronForCausalLM": "nemotron",
     "NemotronHForCausalLM": "nemotron_h",
     "NemotronH_Nano_Omni_Reasoning_V3": "vision_language",
+    "NemotronH_Nano_VL_V2": "vision_language",
     "NemotronH_Omni_Reasoning_V3": "vision_language",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
@@ -177,7 +192,9 @@ RECIPES = {
     "OlmoHybridForCausalLM": "olmo_hybrid",
     "OlmoeForCausalLM": "olmoe",
     "OpenAIGPTLMHeadModel": "openai_gpt",
+    "Ovis": "vision_language",
     "Ovis2ForConditionalGeneration": "vision_language",
+    "Ovis2_5": "vision_language",
     "PLBartForConditionalGeneration": "bart",
     "PaddleOCRVLForConditionalGeneration": "vision_language",
     "PegasusForConditionalGeneration": "bart",
@@ -228,18 +245,28 @@ RECIPES = {
     "T5ForConditionalGeneration": "t5",
     "VaultGemmaForCausalLM": "vaultgemma",
     "VibeVoiceAsrForConditionalGeneration": "vision_language",
+    "VibeVoiceForASRTraining": "vision_language",
     "VideoLlama3ForConditionalGeneration": "vision_language",
     "VideoLlavaForConditionalGeneration": "vision_language",
+    "Videollama3Qwen2ForCausalLM": "vision_language",
     "VipLlavaForConditionalGeneration": "vision_language",
     "VoxtralForConditionalGeneration": "vision_language",
     "XGLMForCausalLM": "xglm",
 }
 
 
+# How the names of classes end that say something; before it most have their model_type, in another spelling.
+ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "MTModel")
+
+
 def architectures(config: dict[str, object]) -> list[str]:
-    """The names that config.json gives."""
+    """The names that config.json gives; where it gives none, the one that goes with its model_type, if it is the only one."""
     names = config.get("architectures")
-    return [str(name) for name in names] if isinstance(names, list) else []
+    if isinstance(names, list) and names:
+        return [str(name) for name in names]
+    kind = _spelled(str(config.get("model_type")))
+    found = [name for name in RECIPES for end in ENDINGS if _spelled(name) == kind + end.lower()]
+    return found if len(found) == 1 else []
 
 
 def architecture_of(config: dict[str, object]) -> str | None:
@@ -258,14 +285,24 @@ def other_versions(config: dict[str, object]) -> str:
     )
 
 
+def _spelled(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
 def _without_numbers(name: str) -> str:
     return "".join(letter for letter in name if letter.isalpha())
 
 
 # What a model may read beside text, and the parts of config.json that say so.
 READ = {
-    "images": ("vision_config", "embd_layer", "vq_config", "image_size"),
-    "sound": ("audio_config", "audio_processor", "encoder_config", "acoustic_tokenizer_encoder_config"),
+    "images": (
+        *("vision_config", "embd_layer", "vq_config", "image_size", "vit_config", "mm_vision_tower"),
+        *("visual_tokenizer_config", "vision_encoder_config"),
+    ),
+    "sound": (
+        *("audio_config", "audio_processor", "encoder_config"),
+        *("acoustic_tokenizer_config", "acoustic_tokenizer_encoder_config"),
+    ),
 }
 
 

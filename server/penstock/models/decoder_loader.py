@@ -17,7 +17,7 @@ from penstock.errors import UnusableModel
 from penstock.layers.linear import Embedding, Linear
 from penstock.layers.norm import HeadsLayerNorm, LayerNorm, Norm, RmsNorm, SharedRmsNorm
 from penstock.loading.checkpoint import Checkpoint, part_of
-from penstock.models.checkpoint_keys import CheckpointKeys
+from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig, NormConfig
 from penstock.models.decoder import (
     Attention,
@@ -398,8 +398,12 @@ class Loader:
 
     def experts(self, at: str, choice: ExpertsConfig) -> Experts:
         """A mixture of experts below `at`, each a gated layer in tensors of its own."""
-        keys, config = self.keys.experts, self.config
-        assert keys is not None
+        assert self.keys.experts is not None
+        return self.experts_apart(at, choice, self.keys.experts)
+
+    def experts_apart(self, at: str, choice: ExpertsConfig, keys: ExpertKeys) -> Experts:
+        """These by the names of `keys`, in which {} is an expert's number."""
+        config = self.config
         mine = self.group.share(choice.count)
         up_XGE = self.checkpoint.new((len(mine), 2 * choice.width, config.width))
         down_XEF = self.checkpoint.new((len(mine), config.width, choice.width))

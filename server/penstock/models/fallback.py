@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig
+from penstock.loading.model_files import catalogue, counted, listed, weight_files
 from penstock.models import own_attention
 from penstock.models.architectures import architecture_of, architectures, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
@@ -43,6 +44,14 @@ ATTENTION_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_at
 STATEFUL = frozenset(
     ("RwkvForCausalLM", "xLSTMForCausalLM", "Zamba2ForCausalLM", "ZambaForCausalLM", "ZayaForCausalLM")
 )
+# By model_type, fields that say what code computes a model and not what: published files name packages for it that are not there.
+OWN_CODE = {
+    "xlstm": {
+        "chunkwise_kernel": "chunkwise--native_autograd",
+        "sequence_kernel": "native_sequence__native",
+        "step_kernel": "native",
+    }
+}
 # The longest sequence of a model without attention whose config.json names none, as of recipes.
 ENDLESS = 8192
 # What transformers knows as causal language models and nobody has made served, and why, as a sentence goes on whose subject is the model.
@@ -430,7 +439,7 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
         if getattr(kind, "_is_stateful", False) and kind.__name__ not in STATEFUL:
             raise Unfit("keeps a recurrent state, and the cache holds keys and values only")
         try:
-            theirs = read.from_dict(config)
+            theirs = read.from_dict({**config, **OWN_CODE.get(model_type, {})})
         except Exception as error:
             raise Unfit(f"has a config.json that transformers does not accept: {_one_line(error)}") from error
         # Classes of decoders alone are made of the same configurations.
@@ -496,6 +505,14 @@ def _plain(name: str) -> str:
 def _read(kind: Any, theirs: Any, folder: Path, dtype: torch.dtype, trusted: bool) -> Any:
     """The model with its weights, in transformers' own attention."""
     pickled = trusted and not list(folder.glob("*.safetensors"))
+    if not pickled:
+        held = catalogue(folder, weight_files(folder))
+        twice = [f"{tensor} ({file})" for tensor, file in held.left_out.items() if tensor in held.stored]
+        if twice:
+            raise UnusableModel(
+                f"{held.files.source}: {counted(twice, 'tensor')} in a second file, too, and transformers does not ask the index "
+                f"which to take: {listed(twice)}"
+            )
     try:
         model, told = kind.from_pretrained(
             folder,

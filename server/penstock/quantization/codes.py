@@ -28,7 +28,7 @@ Codes = npt.NDArray[np.uint8]
 # Endings of the names of scales, and of those that belong to no weight: they are for activations and caches, which are not quantized here.
 OF_WEIGHT = ("_scale_inv", "_scale", "_weight_scale")
 OF_MODULE = (".scale", ".qscale_weight")
-UNUSED = r".*\.((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
+UNUSED = r".*(\.|_proj_)((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
 SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")
 EXPONENTS = ("F8_E8M0", "U8")
 BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")

@@ -66,7 +66,7 @@ pub async fn start(
         Some(grammar) => match serving.compile(grammar).await {
             Ok(compiled) => Some(compiled),
             Err(GenerationFailure::Grammar(why)) if request.grammar_is_optional => {
-                tracing::debug!("a text that may be free is: {why}");
+                tracing::info!("calls are not held to the schemas of their functions: {why}");
                 None
             }
             Err(failure) => return Err(failure),

@@ -60,6 +60,13 @@ impl ModelFiles {
         for (name, value) in read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default() {
             config.entry(name).or_insert(value);
         }
+        // Mistral's own file names no tokens: in all of them they are the same.
+        if dir.join("tekken.json").exists() && !dir.join("tokenizer.json").exists() {
+            let named = ["bos_token", "eos_token", "pad_token", "unk_token"].into_iter();
+            for (name, text) in named.zip(["<s>", "</s>", "<pad>", "<unk>"]) {
+                config.entry(name).or_insert_with(|| Value::from(text));
+            }
+        }
 
         let named_tokens: Map<String, Value> = config
             .iter()
@@ -369,6 +376,19 @@ mod tests {
             assert!(files.special.iter().any(|name| name == special), "{special}");
         }
         assert!(!files.special.iter().any(|name| name == "<tool>" || name == "<old>"));
+    }
+
+    #[test]
+    fn mistrals_own_file_has_the_tokens_of_all_of_them() {
+        let folder = Folder::new(&[("tekken.json", "{}".to_owned())]);
+        assert!(folder.read().unwrap().named_tokens.is_empty());
+        let made = folder.0.path().join("made.json");
+        std::fs::rename(folder.0.path().join("tokenizer.json"), &made).unwrap();
+        let files = ModelFiles::read(folder.0.path(), Some(&made), None).unwrap();
+        assert_eq!(
+            Value::from(files.named_tokens),
+            json!({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+        );
     }
 
     #[test]

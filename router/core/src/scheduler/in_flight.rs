@@ -36,6 +36,8 @@ pub(super) struct RowRecord {
     pub wanted_targets: u32,
     /// Samples among the tokens of its masks only.
     pub masked: bool,
+    /// Of its masks those, by the drafts before them, that forbid nothing: what is drawn there is looked at.
+    pub open: Vec<u32>,
     pub yields: Yields,
 }
 

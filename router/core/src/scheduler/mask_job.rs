@@ -73,12 +73,15 @@ pub(super) struct Constraint {
     pub next: NextToken,
     /// What may be sampled behind drafts of a row.
     pub walked: Option<Walked>,
-    /// Were sampled, and are handed on when the grammar's job for them has ended. Those sampled without a mask are the last.
+    /// Were sampled, and are handed on when the grammar's job for them has ended. From the first of them on that was sampled without a
+    /// mask they may have to be dropped.
     pub held: VecDeque<HeldToken>,
     /// It was late for a row, which samples nothing: no row is planned until it is there.
     pub is_late: bool,
     /// Nothing was forbidden at the last token that was looked at.
     pub is_free: bool,
+    /// Its tokens are drawn: a mask that forbids anything moves them.
+    pub draws: bool,
     pub habit: Habit,
 }
 
@@ -91,10 +94,11 @@ pub(super) struct HeldToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sampled {
     Masked,
-    /// Without a mask: it stays if it may follow.
+    /// The likeliest, without a mask: it stays if it may follow, where nothing is forced.
     Freely,
-    /// Drawn without a mask, behind a draft: it stays only where a mask would have changed nothing, or the text would depend on the guess.
-    DrawnBehindDraft,
+    /// Drawn without a mask, or with one that forbids nothing: it stays if it may follow and the place is free. Anywhere else a mask moves
+    /// the draw, and the text would depend on what was known when its row was sent.
+    Drawn,
 }
 
 /// Advances a matcher and computes masks. Runs wherever it is put.
@@ -106,6 +110,8 @@ pub(super) struct MaskJob {
     pub position: u32,
     /// What the next row guesses from there on.
     pub drafts: Vec<TokenId>,
+    /// The sequence's tokens are drawn.
+    pub draws: bool,
     /// Length of a mask.
     pub words: usize,
     pub habit: Habit,
@@ -115,7 +121,7 @@ pub(super) enum Asked {
     /// What follows these tokens; none: nothing was sampled yet. More than one: all under masks.
     Next {
         tokens: Vec<(TokenId, Sampled)>,
-        /// No row is in flight that samples without a mask: what is forced can be taken.
+        /// No other token waits behind them: what is forced can be taken.
         may_force: bool,
     },
     /// Nothing but what follows the drafts.
@@ -160,6 +166,8 @@ pub(super) enum NextToken {
     /// There is none: the grammar is complete.
     End,
     Masked(Arc<[u32]>),
+    /// Is drawn without a mask, and looked at.
+    Open,
 }
 
 /// The mask of a token that a row samples, as it is to be sent.
@@ -169,12 +177,14 @@ pub(super) enum RowMask {
     /// Nobody waits for its token.
     Nothing,
     Words(Arc<[u32]>),
+    /// Of all tokens.
+    Open,
     /// Of one token.
     Only(TokenId),
 }
 
 impl Constraint {
-    pub fn new(grammar: &dyn Grammar) -> Self {
+    pub fn new(grammar: &dyn Grammar, draws: bool) -> Self {
         Self {
             matcher: Some(grammar.matcher()),
             forced: VecDeque::new(),
@@ -183,6 +193,7 @@ impl Constraint {
             held: VecDeque::new(),
             is_late: false,
             is_free: false,
+            draws,
             habit: Habit::default(),
         }
     }
@@ -202,6 +213,7 @@ impl Constraint {
         match (self.forced.get(place), &self.next) {
             (Some(&token), _) => RowMask::Only(token),
             (None, NextToken::Masked(mask)) if place == self.forced.len() => RowMask::Words(mask.clone()),
+            (None, NextToken::Open) if place == self.forced.len() => RowMask::Open,
             // Behind the end nobody waits for a token.
             (None, NextToken::End) => RowMask::Nothing,
             (None, _) => RowMask::NotYet,
@@ -221,7 +233,7 @@ impl MaskJob {
 
     /// As if it had been begun then.
     pub(super) fn run_since(self, began: Instant) -> MaskResult {
-        let Self { id, mut matcher, asked, position, drafts, words, mut habit } = self;
+        let Self { id, mut matcher, asked, position, drafts, draws, words, mut habit } = self;
         let mut computed = 0;
         let taken = match &asked {
             Asked::Next { tokens, .. } => tokens.len(),
@@ -230,13 +242,13 @@ impl MaskJob {
         let outcome = catch_unwind(AssertUnwindSafe(|| match asked {
             Asked::Next { tokens, may_force } => {
                 computed += 1;
-                follow(&mut *matcher, &tokens, may_force, words).map(Some)
+                follow(&mut *matcher, &tokens, may_force, draws, words).map(Some)
             }
             Asked::Walk => Ok(None),
         }));
         let begins = match &outcome {
             Ok(Ok(None)) => Some(0),
-            Ok(Ok(Some(Next { refused: false, forced, then: NextToken::Masked(_), .. }))) => {
+            Ok(Ok(Some(Next { refused: false, forced, then, .. }))) if !matches!(then, NextToken::End) => {
                 drafts.starts_with(forced).then_some(forced.len())
             }
             _ => None,
@@ -247,7 +259,7 @@ impl MaskJob {
             && !rest.is_empty()
         {
             // Guesses fail nobody.
-            let walk = || walk(&mut *matcher.fork(), rest, words);
+            let walk = || walk(&mut *matcher.fork(), rest, draws, words);
             let masks = catch_unwind(AssertUnwindSafe(walk)).unwrap_or_default();
             computed += masks.len() as u32;
             walked = Some(Walked { position: position + begins as u32, drafts: rest.to_vec(), masks });
@@ -269,31 +281,39 @@ fn follow(
     matcher: &mut dyn Matcher,
     tokens: &[(TokenId, Sampled)],
     may_force: bool,
+    draws: bool,
     words: usize,
 ) -> Result<Next, String> {
-    let mut refused = false;
+    let (mut refused, mut forced) = (false, Vec::new());
     for &(token, sampled) in tokens {
-        match sampled {
-            Sampled::Masked => matcher.advance(token)?,
-            Sampled::DrawnBehindDraft if !matcher.is_free() => refused = true,
-            Sampled::Freely | Sampled::DrawnBehindDraft => refused = !matcher.try_advance(token)?,
+        if sampled == Sampled::Masked {
+            matcher.advance(token)?;
+            continue;
         }
+        // Spelled as whoever waits for a mask here is told to spell it.
+        if !matcher.is_free() {
+            forced = matcher.take_forced(MOST_FORCED)?;
+        }
+        let is_moved = sampled == Sampled::Drawn && !matcher.is_free();
+        refused = is_moved || !forced.is_empty() || !matcher.try_advance(token)?;
     }
-    let mut forced = Vec::new();
     // After a refusal all starts again.
-    if !matcher.is_complete() && (may_force || refused) {
+    if !matcher.is_complete() && forced.is_empty() && (may_force || refused) {
         forced = matcher.take_forced(MOST_FORCED)?;
     }
     if matcher.is_complete() && !(tokens.is_empty() && forced.is_empty()) {
         return Ok(Next { refused, forced, then: NextToken::End, is_free: false });
     }
     let mask = mask_of(matcher, words)?;
-    let is_free = matcher.is_free() && !refused && forced.is_empty();
-    Ok(Next { refused, forced, then: NextToken::Masked(mask), is_free })
+    // What was refused here itself is drawn again under the mask.
+    let is_open = matcher.is_free() && !(refused && forced.is_empty());
+    let then = if is_open && draws { NextToken::Open } else { NextToken::Masked(mask) };
+    let is_free = is_open && forced.is_empty();
+    Ok(Next { refused, forced, then, is_free })
 }
 
 /// What may be sampled behind each of these drafts, as it would be known when they had been sampled: with what the grammar forces there.
-fn walk(matcher: &mut dyn Matcher, drafts: &[TokenId], words: usize) -> Vec<RowMask> {
+fn walk(matcher: &mut dyn Matcher, drafts: &[TokenId], draws: bool, words: usize) -> Vec<RowMask> {
     let mut masks = Vec::new();
     let mut forced = VecDeque::new();
     for &draft in drafts {
@@ -312,6 +332,7 @@ fn walk(matcher: &mut dyn Matcher, drafts: &[TokenId], words: usize) -> Vec<RowM
             Some(&only) => RowMask::Only(only),
             None if matcher.is_complete() => break,
             None => match mask_of(matcher, words) {
+                Ok(_) if draws && matcher.is_free() => RowMask::Open,
                 Ok(mask) => RowMask::Words(mask),
                 Err(_) => break,
             },

@@ -11,7 +11,10 @@
 //!
 //! Where the grammar leaves everything open (free text in which a call may begin), rows are planned without a mask, and their
 //! tokens are looked at when they come. They are handed on in order, each when its job has ended. One that may not follow
-//! is dropped with all that came after it, and its sequence starts again, with a mask. What is drawn is as if under one.
+//! is dropped with all that came after it, and its sequence starts again, with a mask. So does what is not as it would have been, had
+//! its row waited: a token in a place where others are forced, and a drawn one in a place that is not free, since a mask moves a draw.
+//! For the same reason who draws gets a mask of all tokens in a free place, if its row has one, and its token is looked at as well:
+//! with one seed there is one text, whatever was known when a row was sent.
 //!
 //! A mask that is late costs its row the step: it samples nothing, and neither does a row after it that is in flight. When
 //! the mask is there the sequence starts again, mostly from the prefix cache. Others go on meanwhile. Where only masks behind guesses are
@@ -147,12 +150,19 @@ impl Core {
         if tokens.is_empty() {
             tokens.extend(held.take(1));
         }
-        let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
-        let is_ahead = rows
-            .any(|row| row.id == sequence.id && row.sample && !row.masked && row.yields != Yields::Nothing);
-        let may_force = !constraint.is_free && constraint.held.len() == tokens.len() && !is_ahead;
-        let (id, habit, asked) = (sequence.id, constraint.habit, Asked::Next { tokens, may_force });
-        self.mask_jobs.push(MaskJob { id, matcher, asked, position: 0, drafts: Vec::new(), words, habit });
+        let may_force = constraint.held.len() == tokens.len();
+        let (id, habit, draws) = (sequence.id, constraint.habit, constraint.draws);
+        let asked = Asked::Next { tokens, may_force };
+        self.mask_jobs.push(MaskJob {
+            id,
+            matcher,
+            asked,
+            position: 0,
+            drafts: Vec::new(),
+            draws,
+            words,
+            habit,
+        });
     }
 
     /// Has the guesses of the sequence's next row walked, if it is known what follows up to them, and the matcher is not at work.
@@ -161,7 +171,7 @@ impl Core {
         let sequence = &self.sequences[key];
         let Some(constraint) = &sequence.constraint else { return };
         let position = (sequence.tokens.len() + constraint.forced.len()) as u32;
-        if !matches!(constraint.next, NextToken::Masked(_)) || constraint.held() > 0 {
+        if !matches!(constraint.next, NextToken::Masked(_) | NextToken::Open) || constraint.held() > 0 {
             return;
         }
         let Some(drafts) = self.guesses_behind(sequence, position) else { return };
@@ -172,8 +182,17 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let Some(constraint) = &mut sequence.constraint else { return };
         let Some(matcher) = constraint.matcher.take() else { return };
-        let (id, habit, asked) = (sequence.id, constraint.habit, Asked::Walk);
-        self.mask_jobs.push(MaskJob { id, matcher, asked, position, drafts, words, habit });
+        let (id, habit, draws) = (sequence.id, constraint.habit, constraint.draws);
+        self.mask_jobs.push(MaskJob {
+            id,
+            matcher,
+            asked: Asked::Walk,
+            position,
+            drafts,
+            draws,
+            words,
+            habit,
+        });
     }
 
     /// The drafts, from `position` on, of the row that verifies some there and awaits masks.
@@ -235,11 +254,13 @@ impl Core {
             constraint.is_free = next.is_free;
             if next.refused {
                 (constraint.forced, constraint.next) = (next.forced.into(), next.then);
-                self.drop_held(key, now);
+                self.start_again(key, now);
                 return;
             }
+            let forces = !next.forced.is_empty();
+            let moves = forces || (constraint.draws && !next.is_free);
             let is_last = next.forced.is_empty() && matches!(next.then, NextToken::End);
-            if constraint.held.len() == result.taken || is_last {
+            if constraint.held.len() == result.taken || is_last || forces {
                 (constraint.forced, constraint.next) = (next.forced.into(), next.then);
             }
             for left in (0..result.taken).rev() {
@@ -255,6 +276,15 @@ impl Core {
                 }
             }
             self.follow_text(key);
+            let has_guessed = |row: &RowRecord| {
+                row.id == result.id && row.sample && !row.masked && row.yields != Yields::Nothing
+            };
+            let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
+            let waits = self.sequences[key].held() > 0;
+            if (forces && waits) || (moves && !waits && rows.any(has_guessed)) {
+                self.start_again(key, now);
+                return;
+            }
         }
         match self.sequences[key].held() {
             0 => self.walk_guesses(key),
@@ -262,8 +292,8 @@ impl Core {
         }
     }
 
-    /// The first of the tokens that wait may not follow: it was never there, and nothing that came after it.
-    fn drop_held(&mut self, key: usize, now: Instant) {
+    /// What rows sampled without a mask behind the tokens that the grammar has taken may not stay: it was never there.
+    fn start_again(&mut self, key: usize, now: Instant) {
         let sequence = &mut self.sequences[key];
         let Some(constraint) = &mut sequence.constraint else { return };
         let dropped = constraint.held.len();
@@ -288,22 +318,33 @@ impl Core {
     /// The masks of the oldest plan that waits for some, once all are there.
     pub fn masks(&mut self, now: Instant) -> Option<Masks> {
         let at = self.in_flight.iter().position(InFlight::owes_masks)?;
-        let mut masks = Vec::new();
-        for row in self.in_flight[at].rows.iter().filter(|row| row.masked) {
+        let (mut masks, mut open) = (Vec::new(), Vec::new());
+        for (row_at, row) in self.in_flight[at].rows.iter().enumerate().filter(|(_, row)| row.masked) {
             for drafts in 0..=row.drafts {
-                match self.mask_of(row, drafts) {
+                let mask = self.mask_of(row, drafts);
+                match mask {
                     RowMask::NotYet => return None,
-                    mask => masks.push(mask),
+                    RowMask::Open => open.push((row_at, drafts)),
+                    _ => {}
                 }
+                masks.push(mask);
             }
         }
-        let listed = masks.iter().filter(|mask| matches!(mask, RowMask::Words(_))).count();
+        let listed = masks.iter().filter(|mask| matches!(mask, RowMask::Words(_) | RowMask::Open)).count();
         let mut only = BytesMut::with_capacity(size_of_val(&masks[..]));
         let mut words = BytesMut::with_capacity(listed * self.mask_words() * size_of::<u32>());
         for mask in masks {
             only.put_u32_le(match mask {
                 RowMask::NotYet | RowMask::Nothing => Masks::NONE,
                 RowMask::Only(TokenId(token)) => token,
+                RowMask::Open => {
+                    let vocab_size = self.capacity.vocab_size;
+                    words.put_bytes(u8::MAX, vocab_size as usize / 32 * size_of::<u32>());
+                    if !vocab_size.is_multiple_of(u32::BITS) {
+                        words.put_u32_le((1 << (vocab_size % u32::BITS)) - 1);
+                    }
+                    Masks::OF_WORDS
+                }
                 RowMask::Words(mask) => {
                     words.extend_from_slice(bytemuck::cast_slice(&mask));
                     Masks::OF_WORDS
@@ -312,6 +353,7 @@ impl Core {
         }
         let step = &mut self.in_flight[at];
         step.masks_sent = Some(now);
+        open.into_iter().for_each(|(row, drafts)| step.rows[row].open.push(drafts));
         Some(Masks { number: step.number, only: only.freeze(), words: words.freeze() })
     }
 
@@ -350,7 +392,7 @@ impl Core {
                 constraint.mask_at(first + drafts as usize)
             }
             (NextToken::End, _) => RowMask::Nothing,
-            (NextToken::Masked(_), Some(found))
+            (NextToken::Masked(_) | NextToken::Open, Some(found))
                 if found.position as usize == known + constraint.forced.len() && found.drafts == rest[..] =>
             {
                 found.masks.get(walked - 1).cloned().unwrap_or(RowMask::Nothing)

@@ -352,6 +352,7 @@ impl Core {
             top_tokens: sequence.top_tokens,
             prompt_targets: if targets.is_some() { count } else { 0 },
             masked,
+            open: Vec::new(),
             yields: Yields::Everything,
             wanted_targets: targets.as_ref().map_or(0, |targets| targets.following.len() as u32),
         });

@@ -214,11 +214,10 @@ impl Core {
                 stepped.accepted += u32::from(sampled.is_draft);
                 self.counters.accepted_corpus_drafts += u64::from(sampled.is_draft && row.recalled);
                 self.counters.accepted_model_drafts += u64::from(sampled.is_draft && row.own_drafts);
-                let how = match (row.masked, at) {
-                    (true, _) => Sampled::Masked,
-                    (false, 0) => Sampled::Freely,
-                    (false, _) if self.sequences[row.key].sampling.temperature == 0.0 => Sampled::Freely,
-                    (false, _) => Sampled::DrawnBehindDraft,
+                let how = match self.sequences[row.key].sampling.temperature > 0.0 {
+                    _ if row.masked && !row.open.contains(&(at as u32)) => Sampled::Masked,
+                    true => Sampled::Drawn,
+                    false => Sampled::Freely,
                 };
                 self.deliver(row.key, sampled, how, now);
             }
@@ -237,7 +236,10 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
-        let is_sure = sequence.constraint.is_none() || how == Sampled::Masked;
+        let is_sure = sequence.constraint.as_ref().is_none_or(|constraint| {
+            let mut all = constraint.held.iter().map(|held| held.sampled).chain([how]);
+            all.all(|sampled| sampled == Sampled::Masked)
+        });
         if is_sure {
             self.follow_text(key);
         }

@@ -27,8 +27,9 @@ KEYS = replace(
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields({"moe_num_experts": 8, "moe_topk": 2, "intermediate_size": 4096, **config})
-    read = llama.read_config(fields.config)
-    width = fields.count("intermediate_size")
+    # The first checkpoints (aria_moe_lm) say both, and mean an expert's by this.
+    width = fields.count("moe_intermediate_size", "intermediate_size")
+    read = llama.read_config({**fields.config, "intermediate_size": width})
     experts = ExpertsConfig(
         fields.count("moe_num_experts"),
         width,

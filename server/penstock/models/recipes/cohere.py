@@ -15,8 +15,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
     norm = fields.norm("layer_norm_eps", 1e-5, layer=True)
+    # Command R and R+ have in `model_max_length` what they were trained for, and 8192 in the usual place.
+    positions = fields.count("model_max_length", "max_position_embeddings", default=8192)
     return replace(
-        llama.read_config({"max_position_embeddings": 8192, **config}),
+        llama.read_config({**config, "max_position_embeddings": positions}),
         norm=norm,
         parallel=True,
         interleaved=True,

@@ -51,8 +51,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     ours = {
         "model_type": "glm_moe_dsa",
         "indexer_types": kinds,
-        "indexer_rope_interleave": False,
-        "rope_interleave": False,
+        # As the published rows are ordered, whatever transformers 5.23 makes of them.
+        "indexer_rope_interleave": True,
+        "rope_interleave": True,
     }
     read = deepseek.read_config({**defaults, **config, **ours})
     assert read.latent is not None and read.latent.index is not None
@@ -92,14 +93,15 @@ class HunyuanLoader(StackedExpertsLoader, deepseek.DeepseekLoader):
             assert keys.experts is not None
             shared = replace(keys.experts, shared_gate_proj="mlp.shared_experts.linear_gate")
             self.keys = replace(keys, gate="mlp.linear_gate", experts=shared)
+        self.within_hyper = "hc_pre." if checkpoint.has(f"{layers[0]}hc_attn_layer.hc_pre.hc_fn") else ""
         self.below_hyper = "hc_pre." if checkpoint.has(f"{self.base}hc_pre.hc_head.hc_head_fn") else ""
         self.hyper_head = f"{self.base}{self.below_hyper}hc_head.hc_head_"
 
     def layer(self, index: int) -> Layer:
         """One layer."""
         made, at = super().layer(index), self.prefix + self.keys.at_layer(index) + self.below_hyper
-        made.attention_hyper = self.connection(f"{at}hc_attn_layer.hc_")
-        made.feed_forward_hyper = self.connection(f"{at}hc_mlp_layer.hc_")
+        made.attention_hyper = self.connection(f"{at}hc_attn_layer.{self.within_hyper}hc_")
+        made.feed_forward_hyper = self.connection(f"{at}hc_mlp_layer.{self.within_hyper}hc_")
         return made
 
     def ends(self) -> Ends:

@@ -1,7 +1,12 @@
-"""Checkpoints whose experts are one tensor for each matrix: (X, 2 F, E), gate rows, then up rows; and (X, E, F)."""
+"""Checkpoints whose experts are one tensor for each matrix: (X, 2 F, E), gate rows, then up rows; and (X, E, F). Who quantizes such a
+model (llm-compressor, GPTQ, AWQ, ModelOpt) leaves each expert in tensors of its own, which are read as well.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from penstock.models.checkpoint_keys import ExpertKeys
 from penstock.models.config import ExpertsConfig
 from penstock.models.decoder import Experts
 from penstock.models.decoder_loader import Loader
@@ -16,6 +21,9 @@ class StackedExpertsLoader(Loader):
         """This rank's experts."""
         keys, width = self.keys.experts, self.config.width
         assert keys is not None
+        of_each = apart(keys)
+        if self.checkpoint.has(f"{at}{of_each.down.format(0)}.weight"):
+            return self.experts_apart(at, choice, of_each)
         mine = self.group.share(choice.count)
         up_XGE = self.stack(at + keys.up, choice.count, 2 * choice.width, width, mine)
         down_XEF = self.stack(at + keys.down, choice.count, width, choice.width, mine)
@@ -33,3 +41,9 @@ class TransposedExpertsLoader(StackedExpertsLoader):
         """(X, O, I) of this rank's experts."""
         stored_XIO = self.checkpoint.tensor(name, (count, inputs, outputs), ranges([mine]))
         return stored_XIO.transpose(1, 2).contiguous()
+
+
+def apart(keys: ExpertKeys) -> ExpertKeys:
+    """What the tensors of each expert are called where those of all have these names."""
+    at = keys.down.removesuffix("down_proj") + "{}."
+    return replace(keys, gate=f"{at}gate_proj", up=f"{at}up_proj", down=f"{at}down_proj")

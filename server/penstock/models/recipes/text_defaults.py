@@ -29,6 +29,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
     },
+    "cohere": sizes(256000, 8192, 22528, 40, 64, layer_norm_eps=1e-05, max_position_embeddings=8192),
     "cohere2": sizes(256000, 8192, 22528, 40, 64, layer_norm_eps=1e-05, max_position_embeddings=8192),
     "cosmos3_edge_text": sizes(131072, 2048, 9216, 28, 16, head_dim=128, num_key_value_heads=8),
     "deepseek_v2": sizes(
@@ -245,6 +246,7 @@ UNSAID: dict[str, dict[str, Any]] = {
 
 # Fields that a family's text configuration leaves out, since its code says them, and that its class of today has under another name.
 SAID_BY_CODE: dict[str, dict[str, Any]] = {
+    "cohere": {"rope_theta": 500000.0},
     "emu3_text_model": {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
     "glm4v_moe_text": {"attention_bias": True},
     "glm_ocr_text": {"partial_rotary_factor": 1.0},

@@ -16,6 +16,8 @@ TOWERS = (
     "|resampler_model|qformer|query_tokens|language_projection|encoder|generation_(aligner|embeddings|head)|image_pooling_2d"
     "|(acoustic|semantic)_tokenizer_encoder|talker|token2wav|code2wav|perception|ctc_timestamp|blocks|patch_embed|pos_embed|deepstack_merger_list"
     "|vision_embed_tokens|vision_final_layernorm|vqmodel|vision_embedder|visual_embeddings_table|sound_encoder|sound_projection"
+    "|vision|vpm|resampler|visual_tokenizer|vte|visual_table|gen_(vision_model|aligner|head|embed)|tile_indicators"
+    "|(acoustic|semantic)_(tokenizer|connector)|discrete_\\w+|audio_projector|video_audio_compressor"
     "|multi_modal_projector|mm_projector|vision_projection|projector|aligner|patch_merge_mlp|connector|merger|mlp1|mtp"
 )
 
@@ -38,11 +40,13 @@ def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
             for whole in (
                 "language_model.model.",
                 "language_model.backbone.",
+                "model.language_model.model.",
                 "model.language_model.",
                 "text_model.model.",
                 "model.text_model.",
                 "thinker.model.",
                 "llm.model.",
+                "language.model.",
                 "model.",
                 "",
             )
@@ -53,6 +57,7 @@ def text_keys(keys: CheckpointKeys) -> CheckpointKeys:
             f"text_model.{keys.head}",
             f"thinker.{keys.head}",
             f"llm.{keys.head}",
+            f"language.{keys.head}",
             f"model.language_model.{keys.head}",
         ),
         ignored=(*keys.ignored, rf"(model\.|thinker\.)?({TOWERS})(\..*)?"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.loading.checkpoint import Checkpoint
+from penstock.models.architectures import architecture_of
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig
 from penstock.models.recipe import DecoderRecipe, ModelLoader
@@ -20,7 +21,10 @@ from penstock.parallel.group import TensorGroup
 
 # The recipe of a text model, by its `model_type`.
 FAMILIES = {
+    "LLaVAOneVision1_5_text": "qwen3",
+    "aria_moe_lm": "aria",
     "aria_text": "aria",
+    "cohere": "cohere",
     "cohere2": "cohere2",
     "cohere2_moe": "cohere2_moe",
     "cohere_compass_text": "cohere_compass",
@@ -49,6 +53,7 @@ FAMILIES = {
     "granitemoehybrid": "granitemoehybrid",
     "hunyuan_vl_text": "hunyuan_v1",
     "hyperclovax": "hyperclovax",
+    "internlm2": "internlm2",
     "kimi_k2": "deepseek",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
@@ -73,6 +78,7 @@ FAMILIES = {
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
+    "qwen3_asr_text": "qwen3",
     "qwen3_moe": "qwen3_moe",
     "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_vl_moe",
@@ -82,6 +88,7 @@ FAMILIES = {
 
 # The text model of a family that does not name it.
 UNNAMED = {
+    "Emu3": "emu3_text_model",
     "aria": "aria_text",
     "aya_vision": "cohere2",
     "blip-2": "opt",
@@ -135,6 +142,7 @@ UNNAMED = {
     "minicpmv4_7": "qwen3_5_text",
     "mistral3": "mistral",
     "molmo2": "molmo2_text",
+    "multi_modality": "llama",
     "nemo_speechlm": "nemotron_h",
     "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
@@ -153,9 +161,29 @@ UNNAMED = {
     "vibevoice_asr": "qwen2",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
+    "videollama3_qwen2": "qwen2",
     "vipllava": "llama",
     "voxtral": "llama",
 }
+
+# The same of LLaVA in its authors' repositories, all of which have the model_type "llava".
+UNNAMED_OF_ARCHITECTURE = {
+    "LlavaLlamaForCausalLM": "llama",
+    "LlavaMistralForCausalLM": "mistral",
+    "LlavaQwen2ForCausalLM": "qwen2",
+    "LlavaQwenForCausalLM": "qwen2",
+}
+
+# And of MiniCPM-V, by its `version`.
+UNNAMED_OF_VERSION = {"2.6": "qwen2", "4.5": "qwen3"}
+
+
+def unnamed(config: dict[str, Any]) -> str | None:
+    """The text model of a family that does not name it; None: it is not known."""
+    kind = str(config.get("model_type"))
+    if kind == "minicpmv":
+        return UNNAMED_OF_VERSION.get(str(config.get("version")))
+    return UNNAMED_OF_ARCHITECTURE.get(architecture_of(config) or "") or UNNAMED.get(kind)
 
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -166,13 +194,15 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         return text_of({**thinker, "model_type": thinker.get("model_type") or config.get("model_type")})
     if "text_config" in config:
         text = text_config(config, {})
-    elif "llm_config" in config:  # of InternVL in its own repositories
+    elif "llm_config" in config:  # of InternVL and Ovis in their own repositories
         text = Fields(config).part("llm_config").config
-    elif "language_config" in config:  # of DeepSeek-OCR
+    elif "language_config" in config:  # of DeepSeek-OCR, DeepSeek-VL and Janus in DeepSeek's repositories
         text = Fields(config).part("language_config").config
+    elif "decoder_config" in config:  # of VibeVoice-ASR in its own repository
+        text = Fields(config).part("decoder_config").config
     else:  # the first Qwen-VL have the text model's fields beside those of the whole
         text = {**UNSAID.get(str(config.get("model_type")), {}), **config, "model_type": None}
-    kind = text.get("model_type") or UNNAMED.get(str(config.get("model_type")))
+    kind = text.get("model_type") or unnamed(config)
     if kind not in FAMILIES:
         raise UnusableModel(
             f"config.json: the text model has the model_type {kind!r}; served are {', '.join(sorted(FAMILIES))}"

@@ -1,5 +1,7 @@
 //! What an undisturbed run of a request gives, as a function of its text alone.
 
+use std::collections::VecDeque;
+
 use penstock_proto::ids::TokenId;
 
 use super::columns::Encoder;
@@ -33,30 +35,43 @@ impl MockModel {
         }
         let mut matcher = spec.constraint.as_ref().map(|grammar| grammar.matcher());
         let mut output = Vec::new();
+        let mut forced = VecDeque::new();
         while output.len() < spec.max_new_tokens as usize {
             let position = before + output.len() as u32;
-            let allowed = matcher.as_mut().map(|matcher| {
-                let mut words = vec![0; config.vocab_size.div_ceil(32) as usize];
-                matcher.mask(&mut words).expect("the grammar goes on");
-                (0..config.vocab_size)
-                    .filter(|t| words[(t / 32) as usize] >> (t % 32) & 1 == 1)
-                    .collect::<Vec<_>>()
-            });
             let last = output.last().copied().or(spec.prompt.last().map(|token| token.0)).unwrap_or(0);
             let seen = if config.state_bytes > 0 { mix(chain, chain) } else { chain };
-            let sampled = key.sample(config, seen, position, last, 0, allowed.as_deref());
-            let sampled = sampled.expect("a grammar allows a token").token;
+            let sample = |mask: Option<&[u32]>| {
+                let sampled = key.sample(config, seen, position, last, 0, mask);
+                sampled.expect("a grammar allows a token").token
+            };
+            if let Some(matcher) = matcher.as_mut().filter(|_| forced.is_empty()) {
+                forced = matcher.take_forced(usize::MAX).expect("the grammar goes on").into();
+            }
+            let only: Option<TokenId> = forced.pop_front();
+            let sampled = match (only, &mut matcher) {
+                (Some(only), _) => only.0,
+                (None, None) => sample(None),
+                (None, Some(matcher)) => {
+                    let mut words = vec![0; config.vocab_size.div_ceil(32) as usize];
+                    matcher.mask(&mut words).expect("the grammar goes on");
+                    let may = |token: &u32| words[(token / 32) as usize] >> (token % 32) & 1 == 1;
+                    // In a free place without a mask, unless that gives what may not follow.
+                    let freely = (key.samples && matcher.is_free()).then(|| sample(None)).filter(may);
+                    let sampled = freely.unwrap_or_else(|| {
+                        sample(Some(&(0..config.vocab_size).filter(may).collect::<Vec<_>>()))
+                    });
+                    matcher.advance(TokenId(sampled)).expect("the token was allowed");
+                    sampled
+                }
+            };
             output.push(sampled);
             let goes_on = spec.ignore_eos && spec.constraint.is_none();
             let eos = config.eos_ids.contains(&sampled) && !goes_on;
             if eos || spec.stop_token_ids.iter().any(|stop| stop.0 == sampled) {
                 break;
             }
-            if let Some(matcher) = &mut matcher {
-                matcher.advance(TokenId(sampled)).expect("the token was allowed");
-                if matcher.is_complete() {
-                    break;
-                }
+            if forced.is_empty() && matcher.as_ref().is_some_and(|matcher| matcher.is_complete()) {
+                break;
             }
             key.remember(sampled);
             chain = extend(chain, sampled, position);

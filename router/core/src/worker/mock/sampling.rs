@@ -87,6 +87,13 @@ impl SamplingKey {
         let mut h = mix(mix(chain, self.bias), self.watermark);
         if self.samples {
             h = mix(h, mix(self.seed, u64::from(position)));
+            // As with probabilities: a mask that forbids anything moves a draw.
+            if let Some(allowed) = mask.filter(|allowed| allowed.len() < config.vocab_size as usize) {
+                h = allowed
+                    .first()
+                    .into_iter()
+                    .fold(mix(h, allowed.len() as u64), |h, &first| mix(h, u64::from(first)));
+            }
         }
         if let Some((history, outputs)) = &self.history {
             h = history.iter().fold(mix(h, u64::from(*outputs)), |h, &token| mix(h, u64::from(token)));
@@ -107,7 +114,7 @@ impl SamplingKey {
                 .expect("not every token ends a sequence"),
         };
         let free = || dictated.unwrap_or_else(free);
-        // As with logits: a mask changes nothing where it allows what would be chosen without it.
+        // As with logits: a mask takes nothing but what it forbids.
         let token = match mask {
             None => free(),
             Some(allowed) if allowed.contains(&free()) => free(),
