@@ -4,6 +4,7 @@ What they answer is compared with transformers on the whole sequence at once.
 """
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -204,3 +205,25 @@ def logits_of(folder: Path, sequences: list[list[int]], dtype: torch.dtype) -> l
         scale = text.get("logit_scale", 1.0) / text.get("logits_scaling", 1.0)
     with torch.inference_mode():
         return [scale * model(torch.tensor([sequence])).logits[0].float() for sequence in sequences]
+
+
+def logits_of_text(folder: Path) -> torch.Tensor:
+    """In fp32, of one prompt."""
+    from client import row
+    from driver import Driver
+
+    driver = Driver(folder, torch.float32)
+    driver.step([row(0, ids(190, 3, 20), 0, [0, 1], start={})])
+    return driver.last_logits()
+
+
+def within(
+    architecture: str, model_type: str, part: str = "text_config"
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The configuration of a model that reads images, too, around that of its text model."""
+    return lambda text: {
+        "architectures": [architecture],
+        "model_type": model_type,
+        part: {name: value for name, value in text.items() if name != "architectures"},
+        "vision_config": {"model_type": "some_encoder"},
+    }

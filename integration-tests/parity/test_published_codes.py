@@ -77,15 +77,20 @@ def test_mistral_small_4_in_fp8_has_scales_of_activations_beside_its_experts(tmp
     assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
 
 
+def made(at: Path, family: str) -> tuple[Path, dict[str, Tensor]]:
+    """A model of the family, and what whoever makes codes of it begins with."""
+    folder = make(at, FAMILIES[family])
+    plain = load_file(folder / "model.safetensors")
+    # Its class stacks the experts, and who makes codes of them does not.
+    return folder, experts_apart(plain) if family == "Qwen3-VL-MoE" else plain
+
+
 @pytest.mark.parametrize(
     "family", ["DeepSeek V3", "DeepSeek V4", "MiniMax M2", "Qwen3-MoE", "Qwen3-VL-MoE", "Qwen 3.5"]
 )
 def test_a_family_in_codes_is_the_family(family: str, tmp_path: Path) -> None:
     config, is_v4 = FAMILIES[family], family == "DeepSeek V4"
-    folder = make(tmp_path / "plain", config)
-    plain = load_file(folder / "model.safetensors")
-    if family == "Qwen3-VL-MoE":  # whose class stacks them, and who makes codes of it does not
-        plain = experts_apart(plain)
+    folder, plain = made(tmp_path / "plain", family)
     coded, count = dict(plain), 0
     for name, weight in list(plain.items()):
         if weight.dim() != 2 or not LARGE.fullmatch(name) or ROUTES.fullmatch(name):
@@ -134,10 +139,7 @@ def are_the_same(
 @pytest.mark.parametrize("family", ["DeepSeek V3", "Qwen3-MoE", "Qwen3-VL-MoE", "Qwen 3.5"])
 def test_a_family_in_nvfp4_is_the_family(family: str, is_compressed: bool, tmp_path: Path) -> None:
     config = FAMILIES[family]
-    folder = make(tmp_path / "plain", config)
-    plain = load_file(folder / "model.safetensors")
-    if family == "Qwen3-VL-MoE":  # whose class stacks them, and who makes codes of it does not
-        plain = experts_apart(plain)
+    folder, plain = made(tmp_path / "plain", family)
     coded, count = dict(plain), 0
     for name, weight in list(plain.items()):
         is_left_out = weight.dim() != 2 or weight.shape[1] % 16 or not LARGE.fullmatch(name)
