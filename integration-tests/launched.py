@@ -42,10 +42,15 @@ NULL_WORKER = Path(__file__).parent / "null_worker"
 # As long as a step of the shipped model takes.
 NULL_STEP_US = 2000
 
-# Stops the process of a descriptor, and lets it run for a moment again and again.
+# Stops the process of a descriptor, and lets it run for a moment again and again. It goes before others, where it may, or a moment would
+# be as long as they keep it waiting.
 HOLDS = """
-import signal, sys, time
+import os, signal, sys, time
 descriptor = int(sys.argv[1])
+try:
+    os.nice(-20)
+except PermissionError:
+    pass
 def send(number):
     try:
         signal.pidfd_send_signal(descriptor, number)

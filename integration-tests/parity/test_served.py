@@ -66,8 +66,10 @@ def test_a_family_is_served(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if runs(name) == "engine"])
 def test_a_family_on_the_cpu_engine_goes_on_when_its_worker_is_killed(family: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", with_text(FAMILIES[family], vocab_size=4096))
-    flags = ("--model-id", str(folder), "--dtype", "bfloat16", *LIMITS)
-    requests = [generate(f"{number} {PROMPT}", 2 * TOKENS) for number in range(3)]
+    # Long enough that the kill comes in the middle.
+    limits = ("--max-total-tokens", "256", "--max-input-tokens", "64")
+    flags = ("--model-id", str(folder), "--dtype", "bfloat16", *limits)
+    requests = [generate(f"{number} {PROMPT}", 8 * TOKENS) for number in range(3)]
     with Launched(tmp_path / "run", *flags) as launched:
         address = launched.wait_ready().address
         assert "the CPU engine runs the model" in launched.log()
