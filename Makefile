@@ -173,10 +173,10 @@ test-clients: install $(DEVELOPED) client-environments ## tests of client librar
 	$(PYTEST) --numprocesses 2 --dist load integration-tests/test_clients.py
 
 # Behind `make test`, each by itself as well. Here a test that cannot run has failed.
-TAIL := tail-schedules tail-tests tail-on-torch tail-parity
+TAIL := tail-schedules tail-tests tail-on-torch tail-parity tail-arm
 test-all $(TAIL): export PENSTOCK_TEST_EVERYTHING := 1
 .PHONY: test-all $(TAIL)
-test-all: test ## the long tail as well, whose parts are targets: tail-schedules tail-tests tail-on-torch tail-parity
+test-all: test ## the long tail as well, whose parts are targets: tail-schedules tail-tests tail-on-torch tail-parity tail-arm
 	$(foreach part,$(TAIL),$(MAKE) $(part) &&) :
 
 tail-schedules: # thousands of them in virtual time, and of operations of the core
@@ -184,11 +184,15 @@ tail-schedules: # thousands of them in virtual time, and of operations of the co
 	PROPTEST_CASES=2000 cargo test --locked --package penstock-core --lib tests::random
 
 TAIL_BESIDE := --numprocesses 2 --dist loadfile
+ON_ARM := kernels/tests/test_other_processors.py
 tail-tests: install $(DEVELOPED) client-environments
 	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) server/tests -m 'tail and not alone'
-	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) kernels/tests -m 'tail and not alone'
+	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) kernels/tests --ignore $(ON_ARM) -m 'tail and not alone'
 	$(PYTEST) $(TAIL_BESIDE) integration-tests --ignore integration-tests/parity -m 'tail and not alone'
 	$(PYTEST) $(call MEASURED,integration-tests) -m 'tail and alone'
+
+tail-arm: install $(DEVELOPED) # the engine's tests under QEMU
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist load $(ON_ARM) -m tail
 
 tail-on-torch: install $(DEVELOPED) # what the CPU engine has computed
 	PENSTOCK_TEST_ON_TORCH=1 $(PYTEST) $(TAIL_BESIDE) $(shell grep -lE 'EXACT|exact: wire' integration-tests/test_*.py)

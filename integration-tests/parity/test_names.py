@@ -196,19 +196,9 @@ def test_a_table_of_ngrams_may_be_one_tensor(tmp_path: Path) -> None:
 def test_a_checkpoint_may_have_the_other_names_of_its_family(family: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from client import row
-    from driver import Driver
-
     rename, added = RENAMED[family]
     folder = make(tmp_path, FAMILIES[family])
-    prompt = ids(190, 3, 20)
-
-    def logits() -> torch.Tensor:
-        driver = Driver(folder, torch.float32)
-        driver.step([row(0, prompt, 0, [0, 1], start={})])
-        return driver.last_logits()
-
-    before = logits()
+    before = logits_of_text(folder)
     tensors = load_file(folder / "model.safetensors")
     renamed = {rename(name): tensor for name, tensor in tensors.items()}
     assert renamed.keys() != tensors.keys() or added
@@ -217,7 +207,7 @@ def test_a_checkpoint_may_have_the_other_names_of_its_family(family: str, tmp_pa
     if "lm_head.weight" in added:
         renamed["lm_head.weight"] = renamed["transformer.word_embeddings.weight"].clone()
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
-    torch.testing.assert_close(logits(), before, atol=0, rtol=0)
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["Kimi K2.5, Kimi-VL", "Qianfan-OCR", "Nemotron 3.5 Transcribe"])
