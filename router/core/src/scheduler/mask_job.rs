@@ -80,8 +80,6 @@ pub(super) struct Constraint {
     pub is_late: bool,
     /// Nothing was forbidden at the last token that was looked at.
     pub is_free: bool,
-    /// Its tokens are drawn: a mask that forbids anything moves them.
-    pub draws: bool,
     pub habit: Habit,
 }
 
@@ -184,7 +182,7 @@ pub(super) enum RowMask {
 }
 
 impl Constraint {
-    pub fn new(grammar: &dyn Grammar, draws: bool) -> Self {
+    pub fn new(grammar: &dyn Grammar) -> Self {
         Self {
             matcher: Some(grammar.matcher()),
             forced: VecDeque::new(),
@@ -193,7 +191,6 @@ impl Constraint {
             held: VecDeque::new(),
             is_late: false,
             is_free: false,
-            draws,
             habit: Habit::default(),
         }
     }

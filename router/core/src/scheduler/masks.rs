@@ -72,6 +72,11 @@ impl Sequence {
         if is_sure { held.pop_front().map(|held| held.token) } else { None }
     }
 
+    /// Its tokens are drawn: a mask that forbids anything moves them.
+    pub fn draws(&self) -> bool {
+        self.sampling.temperature > 0.0
+    }
+
     /// Tokens that its grammar has still to take.
     pub fn held(&self) -> u32 {
         self.constraint.as_ref().map_or(0, |constraint| constraint.held() as u32)
@@ -140,10 +145,7 @@ impl Core {
 
     /// Lets the matcher take what waits longest, unless it is at work: tokens under masks together, others one by one.
     fn advance_grammar(&mut self, key: usize) {
-        let words = self.mask_words();
-        let sequence = &mut self.sequences[key];
-        let Some(constraint) = &mut sequence.constraint else { return };
-        let Some(matcher) = constraint.matcher.take() else { return };
+        let Some(constraint) = &self.sequences[key].constraint else { return };
         let held = constraint.held.iter().map(|held| (held.token.id, held.sampled));
         let mut tokens: Vec<_> =
             held.clone().take_while(|(_, sampled)| *sampled == Sampled::Masked).collect();
@@ -151,23 +153,22 @@ impl Core {
             tokens.extend(held.take(1));
         }
         let may_force = constraint.held.len() == tokens.len();
-        let (id, habit, draws) = (sequence.id, constraint.habit, constraint.draws);
-        let asked = Asked::Next { tokens, may_force };
-        self.mask_jobs.push(MaskJob {
-            id,
-            matcher,
-            asked,
-            position: 0,
-            drafts: Vec::new(),
-            draws,
-            words,
-            habit,
-        });
+        self.submit_job(key, Asked::Next { tokens, may_force }, 0, Vec::new());
+    }
+
+    /// Unless the matcher is at work.
+    fn submit_job(&mut self, key: usize, asked: Asked, position: u32, drafts: Vec<TokenId>) {
+        let words = self.mask_words();
+        let sequence = &mut self.sequences[key];
+        let (id, draws) = (sequence.id, sequence.draws());
+        let Some(constraint) = &mut sequence.constraint else { return };
+        let Some(matcher) = constraint.matcher.take() else { return };
+        let habit = constraint.habit;
+        self.mask_jobs.push(MaskJob { id, matcher, asked, position, drafts, draws, words, habit });
     }
 
     /// Has the guesses of the sequence's next row walked, if it is known what follows up to them, and the matcher is not at work.
     pub(super) fn walk_guesses(&mut self, key: usize) {
-        let words = self.mask_words();
         let sequence = &self.sequences[key];
         let Some(constraint) = &sequence.constraint else { return };
         let position = (sequence.tokens.len() + constraint.forced.len()) as u32;
@@ -179,20 +180,7 @@ impl Core {
         if walked.is_some_and(|walked| walked.position == position && walked.drafts == drafts) {
             return;
         }
-        let sequence = &mut self.sequences[key];
-        let Some(constraint) = &mut sequence.constraint else { return };
-        let Some(matcher) = constraint.matcher.take() else { return };
-        let (id, habit, draws) = (sequence.id, constraint.habit, constraint.draws);
-        self.mask_jobs.push(MaskJob {
-            id,
-            matcher,
-            asked: Asked::Walk,
-            position,
-            drafts,
-            draws,
-            words,
-            habit,
-        });
+        self.submit_job(key, Asked::Walk, position, drafts);
     }
 
     /// The drafts, from `position` on, of the row that verifies some there and awaits masks.
@@ -240,6 +228,7 @@ impl Core {
     /// A job has ended: hands on the tokens that waited for it, and ends the sequence if its grammar has.
     pub fn take_mask(&mut self, result: MaskResult, now: Instant) {
         let Some(&key) = self.by_id.get(&result.id) else { return };
+        let draws = self.sequences[key].draws();
         let Some(constraint) = &mut self.sequences[key].constraint else { return };
         (constraint.matcher, constraint.habit) = (result.matcher, result.habit);
         let next = match result.outcome {
@@ -258,7 +247,7 @@ impl Core {
                 return;
             }
             let forces = !next.forced.is_empty();
-            let moves = forces || (constraint.draws && !next.is_free);
+            let moves = forces || (draws && !next.is_free);
             let is_last = next.forced.is_empty() && matches!(next.then, NextToken::End);
             if constraint.held.len() == result.taken || is_last || forces {
                 (constraint.forced, constraint.next) = (next.forced.into(), next.then);

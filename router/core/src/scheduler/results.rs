@@ -214,7 +214,7 @@ impl Core {
                 stepped.accepted += u32::from(sampled.is_draft);
                 self.counters.accepted_corpus_drafts += u64::from(sampled.is_draft && row.recalled);
                 self.counters.accepted_model_drafts += u64::from(sampled.is_draft && row.own_drafts);
-                let how = match self.sequences[row.key].sampling.temperature > 0.0 {
+                let how = match self.sequences[row.key].draws() {
                     _ if row.masked && !row.open.contains(&(at as u32)) => Sampled::Masked,
                     true => Sampled::Drawn,
                     false => Sampled::Freely,

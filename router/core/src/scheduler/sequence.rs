@@ -142,8 +142,6 @@ impl Sequence {
         // The decoder's tokens begin with a block of their own, so that all of the encoder's can be shared.
         tokens.resize(encoder.positions as usize, TokenId(0));
         tokens.extend(spec.prompt);
-        let draws = spec.sampling.temperature > 0.0;
-        let constraint = spec.constraint.map(|grammar| Box::new(Constraint::new(&*grammar, draws)));
         Self {
             id,
             events,
@@ -162,7 +160,7 @@ impl Sequence {
                 true => PromptLogprobs::Collecting(Vec::new()),
                 false => PromptLogprobs::NotWanted,
             },
-            constraint,
+            constraint: spec.constraint.as_deref().map(Constraint::new).map(Box::new),
             lookup: None,
             recall: None,
             draft_accuracy: None,
