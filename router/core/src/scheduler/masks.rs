@@ -113,10 +113,12 @@ impl Core {
                 (constraint.next, constraint.walked) = (NextToken::NotYet, None);
                 // What came with the token before goes into its job.
                 match self.mask_jobs.last_mut().filter(|job| job.id == *id).map(|job| &mut job.asked) {
+                    // Unless one between them was sampled without a mask.
                     Some(Asked::Next { tokens, .. })
-                        if [tokens.last(), Some(&taken)]
-                            .iter()
-                            .all(|taken| taken.is_some_and(|(_, sampled)| *sampled == Sampled::Masked)) =>
+                        if tokens.len() + 1 == constraint.held.len()
+                            && [tokens.last(), Some(&taken)].iter().all(|taken| {
+                                taken.is_some_and(|(_, sampled)| *sampled == Sampled::Masked)
+                            }) =>
                     {
                         tokens.push(taken);
                     }
