@@ -1,5 +1,7 @@
 //! The core under random work, cancels, errors and crashes, in pools so small that everything runs out.
 
+use std::sync::Arc;
+
 use penstock_proto::CostModel;
 use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::tables::Window;
@@ -7,6 +9,7 @@ use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, every_forcing, spec, tiny};
 use super::masks::lazily_forcing;
+use crate::constraint::Grammar;
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Counters;
 use crate::scheduler::policy::Drafting;
@@ -135,6 +138,17 @@ fn foretold(op: Op, config: &MockConfig) -> Op {
         spec.encoder = said.take(spec.encoder.len()).collect();
     }
     Op::Submit(spec, stop_at)
+}
+
+/// Longer, and most of it is free text that calls stand in.
+fn with_calls(op: Op, grammars: &[Option<Arc<dyn Grammar>>]) -> Op {
+    let Op::Submit(spec, stop_at) = op else { return op };
+    let which = (spec.prompt.len() + spec.max_new_tokens as usize) % grammars.len();
+    let max_new_tokens = 2 * spec.max_new_tokens;
+    Op::Submit(
+        Box::new(SequenceSpec { constraint: grammars[which].clone(), max_new_tokens, ..*spec }),
+        stop_at,
+    )
 }
 
 fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Drafting) {
@@ -270,6 +284,27 @@ proptest! {
         let cost = CostModel { per_token_ns, ..tiny().cost };
         let config = MockConfig { draft_trees, followers, cost, ..config };
         run(ops, config, slots.min(budget), budget, drafting);
+    }
+
+    #[test]
+    fn every_client_gets_free_text_and_calls_as_it_would_have_got_them_alone(
+        ops in ops(false),
+        calls in prop::collection::vec((0u32..9, 0u32..5, 20u32..190), 1..4),
+        stages in prop_oneof![4 => Just(1u32), 1 => Just(2)],
+        pages in 48u32..100,
+        slots in 1u32..5,
+        budget in 10u32..80,
+        eos_one_in in prop_oneof![2 => Just(0u64), 1 => Just(30)],
+        surprise_one_in in prop_oneof![1 => Just(6u64), 2 => Just(20), 1 => Just(1000)],
+        (draft_trees, followers) in (prop::bool::weighted(0.3), 1u64..3),
+        drafting in drafting(),
+    ) {
+        let grammars: Vec<_> =
+            calls.into_iter().map(|(marker, forced, length)| lazily_forcing(marker, forced, length)).collect();
+        let config = MockConfig { pages, max_positions: 192, eos_one_in, surprise_one_in, stages, ..tiny() };
+        let config = MockConfig { draft_trees, followers, ..config };
+        let ops = ops.into_iter().map(|op| with_calls(op, &grammars)).collect();
+        run(ops, config, slots, budget, drafting);
     }
 
     /// As when a large step needs more memory than there is: no request is at fault.

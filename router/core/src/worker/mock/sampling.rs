@@ -118,7 +118,10 @@ impl SamplingKey {
         let token = match mask {
             None => free(),
             Some(allowed) if allowed.contains(&free()) => free(),
-            Some(allowed) => *allowed.get(mix(h, 2).checked_rem(allowed.len() as u64)? as usize)?,
+            Some(allowed) => {
+                let which = if follows { mix(u64::from(last), 5 + follower) } else { mix(h, 2) };
+                *allowed.get(which.checked_rem(allowed.len() as u64)? as usize)?
+            }
         };
         let top = (0..top).map(|n| alternative(config, h, n)).collect();
         Some(Sampled { token, logprob: -((h % 1000) as f32) / 100.0, top })
