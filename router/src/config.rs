@@ -351,7 +351,8 @@ fn parse_delta(text: &str) -> Result<f32, String> {
     }
 }
 
-fn parse_fraction(text: &str) -> Result<f32, String> {
+/// Of `--memory-fraction`, which the doctor has as well.
+pub fn parse_fraction(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
         _ => Err("must be above 0 and at most 1".into()),
