@@ -59,11 +59,6 @@ pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
              hold one whole sequence"
         ));
     }
-    if args.speculate_corpus_tokens > 0 && args.speculate == 0 {
-        return wrong(
-            "--speculate-corpus-tokens needs --speculate, which says how many tokens are guessed".into(),
-        );
-    }
     Ok(())
 }
 
