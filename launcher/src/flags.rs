@@ -23,7 +23,8 @@ use crate::tgi_flags;
     version,
     about = "Penstock, a server for large language models",
     after_help = "`penstock doctor --model-id ...` says what would become of a model, and serves nothing. \
-                  `penstock worker --listen ...` computes for a server on another host.\n\n\
+                  `penstock worker --listen ...` computes for a server on another host. \
+                  `penstock replay FILE` executes again what --record has recorded.\n\n\
                   A flag's environment variable is named in [env: ...]; the flag wins. \
                   Without --model-id, Penstock serves the tiny model that ships with it.",
     next_help_heading = "Other"
@@ -94,7 +95,8 @@ pub struct WorkerArgs {
     pub dtype: Option<Dtype>,
     /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4, with bf16 beside them.
     /// int4 has groups of 32 inputs, int4-g64 and int4-g128 larger ones, and int4-zp, int4-g64-zp and int4-g128-zp zero points.
-    /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors) stay what they are there, but with none
+    /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors, AutoRound, MXFP4) stay that without it; none serves them in bf16.
+    /// awq, compressed-tensors, fp8 and gptq are taken and change nothing
     #[arg(long, env)]
     pub quantize: Option<String>,
     /// With --quantize, the matrix that makes logits as well

@@ -26,7 +26,7 @@ pub struct RouterArgs {
     /// Port to listen on
     #[arg(long, short, env, default_value_t = 3000)]
     pub port: u16,
-    /// Requests queued and running at once; more are refused with status 429
+    /// Sequences queued and running at once; more are refused with status 429
     #[arg(long, env, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,
     /// Largest request body, in bytes

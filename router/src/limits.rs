@@ -186,7 +186,7 @@ impl Limits {
         })
     }
 
-    /// The most tokens that `/tokenize` and `/chat_tokenize` tell.
+    /// The most tokens that `/tokenize` and `/chat_tokenize` tell, and `/v1/messages/count_tokens` counts.
     pub fn most_told(&self) -> usize {
         self.max_total_tokens.max(TOLD) as usize
     }
