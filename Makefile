@@ -84,7 +84,7 @@ serve: install ## build, install and serve the model that ships, on port 3000 (A
 # Rust is compiled beside whatever is installed; then tests of Rust and linters run beside those in Python, most of which
 # wait for servers to start.
 .PHONY: test
-test: ## lint and run every test
+test: ## lint, and run the tests that CI runs
 	$(MAKE) --jobs 2 build-rust-tests environments
 	$(MAKE) install
 	$(MAKE) --jobs 2 rust-and-lint test-beside

@@ -52,7 +52,7 @@ def as_documented(launched: Launched, tokens: list[int], key: str | None, *salts
         assert left_out == 1
     names: dict[str, Any] = {
         "model_id": info["model_id"].encode(),
-        "revision": b"",
+        "revision": (info["revision"] or "").encode(),
         "commit": (info["model_sha"] or "").encode(),
         "api_key": (key or "").encode(),
         "salts": [salt.encode() for salt in salts],

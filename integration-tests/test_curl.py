@@ -66,6 +66,7 @@ def test_info_tells_what_is_served(server: Launched) -> None:
     wanted = {
         "model_id",
         "model_sha",
+        "revision",
         "model_pipeline_tag",
         "max_concurrent_requests",
         "max_best_of",

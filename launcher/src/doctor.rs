@@ -8,9 +8,11 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use penstock_router::config::parse_fraction;
 
 use crate::environment::Environment;
 use crate::flags::{self, ModelArgs, Refusal, WorkerArgs};
+use crate::shards::Rendezvous;
 use crate::{python, report, runtime, shards};
 
 #[derive(Parser, Clone, Debug)]
@@ -27,7 +29,13 @@ struct Doctor {
     #[command(flatten)]
     worker: WorkerArgs,
     /// Share of the device's memory that a worker may take
-    #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 0.9, visible_alias = "cuda-memory-fraction")]
+    #[arg(
+        long,
+        env = "CUDA_MEMORY_FRACTION",
+        visible_alias = "cuda-memory-fraction",
+        default_value_t = 0.9,
+        value_parser = parse_fraction
+    )]
     memory_fraction: f32,
     /// Each operation of the program that the CPU engine would run, as well
     #[arg(long)]
@@ -112,6 +120,8 @@ impl Doctor {
         let switches = [
             ("--quantize-head", worker.quantize_head),
             ("--trust-remote-code", model.trust_remote_code),
+            ("--deterministic", worker.deterministic),
+            ("--meets-elsewhere", Rendezvous::of(worker) != Rendezvous::Folder),
             ("--program", self.program),
             ("--json", self.json),
         ];
@@ -165,6 +175,8 @@ mod tests {
         assert_eq!(arguments("doctor"), ["--memory-fraction", "0.9"]);
         let counted = parse(["doctor".into()].into_iter()).unwrap().arguments(4);
         assert_eq!(counted, ["--num-shard", "4", "--memory-fraction", "0.9"]);
+        let exact = arguments("doctor --deterministic --master-port 29500");
+        assert_eq!(exact, ["--memory-fraction", "0.9", "--deterministic", "--meets-elsewhere"]);
         let drafting = arguments("doctor --speculate-model c/d --speculate-model-revision main");
         assert_eq!(drafting[..4], ["--speculate-model", "c/d", "--speculate-model-revision", "main"]);
     }
@@ -173,6 +185,14 @@ mod tests {
     fn a_flag_of_the_server_only_is_left_to_clap() {
         let refused = parse(["doctor", "--port", "80"].into_iter().map(OsString::from));
         assert!(matches!(refused, Err(Refusal::Clap(_))));
+    }
+
+    #[test]
+    fn a_share_of_memory_is_one_that_the_server_takes() {
+        for share in ["0", "5", "nan"] {
+            let refused = parse(["doctor", "--memory-fraction", share].into_iter().map(OsString::from));
+            assert!(matches!(refused, Err(Refusal::Clap(_))), "{share}");
+        }
     }
 
     #[test]

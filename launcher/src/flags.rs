@@ -23,7 +23,8 @@ use crate::tgi_flags;
     version,
     about = "Penstock, a server for large language models",
     after_help = "`penstock doctor --model-id ...` says what would become of a model, and serves nothing. \
-                  `penstock worker --listen ...` computes for a server on another host.\n\n\
+                  `penstock worker --listen ...` computes for a server on another host. \
+                  `penstock replay FILE` executes again what --record has recorded.\n\n\
                   A flag's environment variable is named in [env: ...]; the flag wins. \
                   Without --model-id, Penstock serves the tiny model that ships with it.",
     next_help_heading = "Other"
@@ -94,7 +95,8 @@ pub struct WorkerArgs {
     pub dtype: Option<Dtype>,
     /// Quantize the weights while they are loaded: int8 (or eetq, TGI's name) or int4, with bf16 beside them.
     /// int4 has groups of 32 inputs, int4-g64 and int4-g128 larger ones, and int4-zp, int4-g64-zp and int4-g128-zp zero points.
-    /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors) stay what they are there, but with none
+    /// Checkpoints of 4 bits (GPTQ, AWQ, compressed-tensors, AutoRound, MXFP4) stay that without it; none serves them in bf16.
+    /// awq, compressed-tensors, fp8 and gptq are taken and change nothing
     #[arg(long, env)]
     pub quantize: Option<String>,
     /// With --quantize, the matrix that makes logits as well
@@ -318,6 +320,12 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
         return Err("--speculate-model is said to `penstock worker`, which holds both models, and not beside --worker-address".into());
     }
     check_flags(router).map_err(|error| error.to_string())?;
+    let guesses = router.speculate.map_or(cli.model.speculate_model.is_some(), |most| most > 0);
+    if router.speculate_corpus_tokens > 0 && !guesses {
+        return Err(
+            "--speculate-corpus-tokens needs --speculate, which says how many tokens are guessed".into()
+        );
+    }
     if let (Some(tokens), Some(rows)) = (router.max_batch_prefill_tokens, router.max_batch_size)
         && tokens < rows
     {
@@ -607,6 +615,7 @@ mod tests {
             ("--kv-cache-dtype fp4", "--kv-cache-dtype"),
             ("--worker-address tcp:localhost:9000 --kv-cache-dtype int8", "--kv-cache-dtype"),
             ("--speculate-corpus-tokens 1000", "--speculate"),
+            ("--speculate-model a/b --speculate 0 --speculate-corpus-tokens 1000", "--speculate"),
             ("--worker-address tcp:10.0.0.1:9000", "--allow-plain-tcp"),
             ("--worker-address tls:10.0.0.1:9000", "--worker-tls-cert"),
             ("--worker-address tcp:localhost:9000 --worker-tls-cert c", "go together"),
@@ -627,6 +636,7 @@ mod tests {
         let draft = accepted(flags).0.model.of_draft_model().unwrap();
         assert_eq!((draft.model_id.as_deref(), draft.revision.as_deref()), (Some("c/d"), Some("y")));
         assert!(accepted("--model-id a/b").0.model.of_draft_model().is_none());
+        accepted("--speculate-model c/d --speculate-corpus-tokens 1000");
         let line = of_draft_model("--model-id: there is no folder c".into());
         assert_eq!(line, "--speculate-model: there is no folder c");
     }

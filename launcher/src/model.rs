@@ -16,6 +16,7 @@ use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
 use crate::flags::{ModelArgs, WorkerArgs, cache_dtype_name, quantization_name};
 use crate::json_subprocess::{self, Ended};
+use crate::shards::Rendezvous;
 use crate::{python, tokenizer};
 
 /// The name of the shipped model in answers.
@@ -263,6 +264,12 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
     }
     if let Some(device) = &worker.device {
         command.args(["--device", device]);
+    }
+    if worker.deterministic {
+        command.arg("--deterministic");
+    }
+    if Rendezvous::of(worker) != Rendezvous::Folder {
+        command.arg("--meets-elsewhere");
     }
     if wanted.weights == Weights::Elsewhere {
         command.arg("--without-weights");

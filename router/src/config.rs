@@ -26,7 +26,7 @@ pub struct RouterArgs {
     /// Port to listen on
     #[arg(long, short, env, default_value_t = 3000)]
     pub port: u16,
-    /// Requests queued and running at once; more are refused with status 429
+    /// Sequences queued and running at once; more are refused with status 429
     #[arg(long, env, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,
     /// Largest request body, in bytes
@@ -50,7 +50,7 @@ pub struct RouterArgs {
     /// A path at which /health is served as well; Vertex AI sets the variable
     #[arg(long, env = "AIP_HEALTH_ROUTE", value_parser = parse_route)]
     pub vertex_health_route: Option<String>,
-    /// A key that clients have to send as `Authorization: Bearer KEY`; may be given several times
+    /// A key that clients have to send as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be given several times
     #[arg(long, env, hide_env_values = true, help_heading = "Access")]
     pub api_key: Vec<ApiKey>,
     /// A file of such keys, one on a line
@@ -182,10 +182,10 @@ pub struct RouterArgs {
     /// Keep the time of a step under this, by cutting prompts into smaller chunks, in milliseconds
     #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u64).range(1..))]
     pub target_itl_ms: Option<u64>,
-    /// Most tokens of a sequence that are guessed, from its own text or by --speculate-model, and verified in one step; 0: none, or
-    /// 5 with --speculate-model
-    #[arg(long, env, default_value_t = 0, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=64))]
-    pub speculate: u32,
+    /// Most tokens of a sequence that are guessed, from its own text or by --speculate-model, and verified in one step; 0: none
+    /// [default: 0, or 5 with --speculate-model]
+    #[arg(long, env, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub speculate: Option<u32>,
     /// With --speculate: guess as well from so many tokens of what each tenant was answered lately; 0: from none
     #[arg(long, env, default_value_t = 0, help_heading = "Batching", value_parser = clap::value_parser!(u32).range(0..=16_777_216))]
     pub speculate_corpus_tokens: u32,
@@ -351,7 +351,8 @@ fn parse_delta(text: &str) -> Result<f32, String> {
     }
 }
 
-fn parse_fraction(text: &str) -> Result<f32, String> {
+/// Of `--memory-fraction`, which the doctor has as well.
+pub fn parse_fraction(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
         _ => Err("must be above 0 and at most 1".into()),

@@ -389,10 +389,7 @@ fn forced_drafts(args: &RouterArgs, model: &ModelDescription) -> u32 {
 
 /// The most drafts of a sequence in a step.
 fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
-    match args.speculate {
-        0 if model.draft_model.is_some() => MODEL_DRAFTS,
-        most => most,
-    }
+    args.speculate.unwrap_or(if model.draft_model.is_some() { MODEL_DRAFTS } else { 0 })
 }
 
 /// What ends a text, of the vocabulary. A worker takes no other token in a plan, and samples none.

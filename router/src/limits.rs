@@ -59,11 +59,6 @@ pub fn check_flags(args: &RouterArgs) -> Result<(), FlagError> {
              hold one whole sequence"
         ));
     }
-    if args.speculate_corpus_tokens > 0 && args.speculate == 0 {
-        return wrong(
-            "--speculate-corpus-tokens needs --speculate, which says how many tokens are guessed".into(),
-        );
-    }
     Ok(())
 }
 
@@ -191,7 +186,7 @@ impl Limits {
         })
     }
 
-    /// The most tokens that `/tokenize` and `/chat_tokenize` tell.
+    /// The most tokens that `/tokenize` and `/chat_tokenize` tell, and `/v1/messages/count_tokens` counts.
     pub fn most_told(&self) -> usize {
         self.max_total_tokens.max(TOLD) as usize
     }

@@ -39,6 +39,10 @@ def main() -> int:
     parser.add_argument("--quantize-head", action="store_true", help="the head as well, and")
     parser.add_argument("--kv-cache-dtype", default="auto", help="how the KV cache holds numbers,")
     parser.add_argument("--device", default="auto", help="the device,")
+    parser.add_argument("--deterministic", action="store_true", help="whether batches may not matter,")
+    parser.add_argument(
+        "--meets-elsewhere", action="store_true", help="whether shards meet at --master-addr,"
+    )
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="the memory that may be taken,")
     parser.add_argument("--max-total-tokens", type=int, help="and the longest sequence")
     arguments = parser.parse_args()
@@ -77,6 +81,8 @@ def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
         quantize=arguments.quantize,
         quantize_head=arguments.quantize_head,
         cache_dtype=arguments.kv_cache_dtype,
+        deterministic=arguments.deterministic,
+        meets_elsewhere=arguments.meets_elsewhere,
     )
     return examine(folder, question).problems
 

@@ -244,6 +244,33 @@ def test_what_cannot_be_divided_is_a_problem(tmp_path: Path) -> None:
     )
 
 
+def test_shards_that_meet_at_an_address_are_torchs(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", checkpoints.config(vocab_size=4096, torch_dtype="bfloat16"))
+    apart = examine(folder, Question(device="cpu", shards=2, meets_elsewhere=True))
+    assert (apart.would_serve, apart.engine) == (True, "torch")
+    assert apart.why_torch == "the CPU engine does not serve shards that meet at --master-addr"
+    refused = problem(folder, device="cpu", shards=2, meets_elsewhere=True, quantize="int8")
+    assert refused.endswith("it does not serve shards that meet at --master-addr")
+    alone, elsewhere = (
+        examine(folder, Question(device="cpu", meets_elsewhere=is_far)) for is_far in (False, True)
+    )
+    assert alone.engine == elsewhere.engine
+
+
+def test_what_depends_on_the_batch_is_not_deterministic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "model", checkpoints.config(vocab_size=4096))
+    monkeypatch.setenv(cpu_engine.VARIABLE, "none")
+    assert examine(folder, Question(device="cpu", deterministic=True, shards=2)).would_serve
+    four = problem(folder, device="cpu", deterministic=True, shards=4)
+    assert four.startswith("--deterministic: the sums of 4 shards depend on the batch")
+    other = problem(folder, deterministic=True, implementation="transformers")
+    assert other == (
+        "--deterministic: LlamaForCausalLM runs through transformers, whose sums depend on the batch"
+    )
+
+
 def test_a_recipe_can_be_passed_over(folder: Path) -> None:
     report = examine(folder, Question(implementation="transformers"))
     assert report.would_serve and (report.recipe, report.fallback) == (None, True)

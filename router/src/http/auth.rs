@@ -172,7 +172,7 @@ fn digest(key: &ApiKey) -> [u8; 32] {
 }
 
 /// Anthropic's header of a key.
-const X_API_KEY: &str = "x-api-key";
+pub const X_API_KEY: &str = "x-api-key";
 
 /// The key of the one `Authorization: Bearer KEY`, or of the one `x-api-key` where there is none, as Anthropic's clients
 /// send it.
@@ -214,7 +214,7 @@ fn refusal(headers: &HeaderMap) -> ApiError {
     let text = if is_sent {
         "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
     } else {
-        "an API key is required: send it as `Authorization: Bearer KEY`"
+        "an API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
     };
     ApiError::new(Cause::Unauthorized, text)
 }

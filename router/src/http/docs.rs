@@ -33,10 +33,10 @@ fn markdown() -> String {
          its limit. A field that has no effect, an unknown one or one that does nothing beside the others, is named\n\
          in `warnings` of the answer (of a stream, in the first event; of `/tokenize`, in headers `x-warning`); with\n\
          `--strict-requests` it is a 422. Errors are `{\"error\", \"error_type\"}`, on `/v1/*` OpenAI's\n\
-         `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, on `/v1/messages` Anthropic's, where a 422 is a 400.\n\
+         `{\"error\": {\"message\", \"type\", \"param\", \"code\", \"http_status_code\"}}`, on `/v1/messages` Anthropic's, where a 422 is a 400.\n\
          `error_type` is a text: `validation` (400, 413, 415,\n\
          422), `template_error` (422), `authentication` (401), `not_found` (404), `method_not_allowed` (405), `timeout` (408),\n\
-         `generation` (424), `overloaded` (429), `deadline_exceeded` (504), `internal` and `incomplete_generation_stream`\n\
+         `wrong_host` (421), `generation` (424), `overloaded` (429), `deadline_exceeded` (504), `internal` and `incomplete_generation_stream`\n\
          (500); of a 503 it is `healthcheck` on /health, and null elsewhere, so that `huggingface_hub` raises an error with\n\
          the status by which its users retry. `docs/errors.md` has every cause, and what its receiver does.\n\n\
          | route | |\n|---|---|\n",

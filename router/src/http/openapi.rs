@@ -9,6 +9,7 @@ use axum::http::Response;
 use serde_json::{Map, Value, json};
 
 use crate::config::RouterArgs;
+use crate::http::auth::X_API_KEY;
 use crate::http::error::{Cause, Entry, Family};
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
 use crate::http::response::json;
@@ -116,14 +117,17 @@ fn of_server(limits: &Limits, args: &RouterArgs) -> Value {
         "openapi": "3.0.3",
         "info": {
             "title": "Penstock",
-            "description": "A server for large language models, with the API of Text Generation Inference and OpenAI's",
+            "description": "A server for large language models, with the APIs of Text Generation Inference, OpenAI and Anthropic",
             "license": { "name": "Apache 2.0" },
             "version": env!("CARGO_PKG_VERSION"),
         },
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+            "securitySchemes": {
+                "key": { "type": "http", "scheme": "bearer" },
+                "x-api-key": { "type": "apiKey", "in": "header", "name": X_API_KEY },
+            },
         },
     })
 }
@@ -207,7 +211,7 @@ fn operation(route: &Route, docs: &Docs, args: &RouterArgs) -> Value {
         operation["parameters"] = json!(parameters);
     }
     if needs_key {
-        operation["security"] = json!([{ "key": [] }]);
+        operation["security"] = json!([{ "key": [] }, { "x-api-key": [] }]);
     }
     operation
 }
@@ -349,7 +353,12 @@ mod tests {
     #[test]
     fn keys_are_asked_for_where_auth_asks() {
         let document = of_server(&limits(), &args(&[]));
-        assert!(document["paths"]["/generate"]["post"]["security"].is_array());
+        let ways = document["paths"]["/generate"]["post"]["security"].as_array().expect("a list");
+        let names: Vec<_> = ways.iter().flat_map(|way| way.as_object().expect("an object").keys()).collect();
+        assert_eq!(names, ["key", "x-api-key"]);
+        for name in names {
+            assert!(document["components"]["securitySchemes"].get(name).is_some(), "{name}");
+        }
         for path in ["/health", "/metrics"] {
             assert!(document["paths"][path]["get"].get("security").is_none());
         }

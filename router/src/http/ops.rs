@@ -67,6 +67,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
     json(&Info {
         model_id: &config.model_id,
         model_sha: config.model_sha.as_deref(),
+        revision: config.revision.as_deref(),
         model_pipeline_tag: "text-generation",
         model_type: &model.model_type,
         recipe: &model.recipe,
@@ -192,6 +193,8 @@ impl CacheGroupInfo {
 pub struct Info<'a> {
     model_id: &'a str,
     model_sha: Option<&'a str>,
+    /// As `--revision` says; null without it. `model_sha` is the commit.
+    revision: Option<&'a str>,
     model_pipeline_tag: &'static str,
     model_type: &'a str,
     recipe: &'a str,

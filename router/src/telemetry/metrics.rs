@@ -326,7 +326,7 @@ fn describe() {
     describe_counter!("penstock_forced_tokens", "Tokens of which a grammar left no choice");
     describe_counter!(
         "penstock_refused_tokens",
-        "Tokens that were sampled without a mask where a grammar left everything open, and could not follow"
+        "Tokens that were sampled without a mask where a grammar left everything open, and dropped: they are sampled again"
     );
     describe_counter!("penstock_cancelled_requests", "Sequences whose client left");
     describe_counter!("penstock_tokens_after_disconnect", "Tokens computed for clients that had left");

@@ -100,6 +100,7 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
     for (name, value) in [
         ("model_id", json!("test/model")),
         ("model_sha", json!("abc")),
+        ("revision", Value::Null),
         ("max_concurrent_requests", json!(128)),
         ("max_best_of", json!(2)),
         ("max_stop_sequences", json!(4)),
@@ -122,6 +123,17 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
     }
     for name in ["router", "version", "model_dtype", "device", "device_name"] {
         assert!(info[name].is_string(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn with_a_draft_model_five_tokens_are_guessed_unless_a_number_is_given() {
+    for (flags, most) in [(vec![], 5), (vec!["--speculate", "0"], 0), (vec!["--speculate", "2"], 2)] {
+        let mut setup = Setup::default();
+        setup.mock.wrong_draft_one_in = 2;
+        setup.flags = flags;
+        let info = Served::ready(setup).await.get("/info").await.good();
+        assert_eq!(info["speculate"], json!(most));
     }
 }
 

@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--quantize-head", action="store_true")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--meets-elsewhere", action="store_true", help="shards meet at --master-addr")
     parser.add_argument("--launcher", type=Path, help="the program `penstock`, to read chat templates with")
     parser.add_argument("--program", action="store_true", help="each operation that the CPU engine would run")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -61,6 +63,8 @@ def main() -> int:
         quantize_head=arguments.quantize_head,
         cache_dtype=arguments.kv_cache_dtype,
         program=arguments.program,
+        deterministic=arguments.deterministic,
+        meets_elsewhere=arguments.meets_elsewhere,
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)

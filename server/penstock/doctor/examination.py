@@ -75,6 +75,8 @@ class Question:
     cache_dtype: str = "auto"
     draft: Path | None = None  # the folder of a model that makes drafts
     program: bool = False  # what the CPU engine would run is asked for
+    deterministic: bool = False
+    meets_elsewhere: bool = False  # its processes find each other at --master-addr
 
     @property
     def processes(self) -> int:
@@ -84,7 +86,7 @@ class Question:
     def group(self, rank: int) -> TensorGroup:
         """Of the process with this rank."""
         if self.stages == 1:
-            return TensorGroup(rank, self.shards)
+            return TensorGroup(rank, self.shards, is_local=not self.meets_elsewhere)
         stage, shard = divmod(rank, self.shards)
         everyone = TensorGroup(rank, self.processes)
         return TensorGroup(shard, self.shards, pipeline=Pipeline(stage, self.stages, everyone))
@@ -148,6 +150,7 @@ def examine(folder: Path, question: Question) -> Report:
             shape = architecture(config, folder, report)
         if shape is not None and dtype is not None and device is not None:
             engine(shape, dtype, device, question, report)
+            batch_invariance(question, report)
         if shape is not None and question.longest is not None:
             length(shape, question.longest, report)
         scheme = report.quantization
@@ -255,6 +258,15 @@ def engine(shape: ModelConfig, dtype: Any, device: Any, question: Question, repo
         report.why_torch = str(error)
 
 
+def batch_invariance(question: Question, report: Report) -> None:
+    """Whether --deterministic can be had of what computes it."""
+    if question.deterministic and report.engine == TORCH:
+        try:
+            question.group(0).check_batch_invariance()
+        except UnusableModel as error:
+            report.problems.append(str(error))
+
+
 def fallback_shape(
     config: dict[str, Any], folder: Path, dtype: Any | None, question: Question, report: Report
 ) -> ModelConfig | None:
@@ -271,6 +283,8 @@ def fallback_shape(
         examined = fallback.examine(config, folder, question.trusted)
         report.fallback = True
         fallback.refuse_division(config, question.shards, question.stages)
+        if question.deterministic:
+            fallback.refuse_batch_invariance(report.architecture or "the model")
     except UnusableModel as error:
         report.problems.append(str(error))
         return None

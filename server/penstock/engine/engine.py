@@ -40,7 +40,6 @@ from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import KINDS, Threads
-from penstock.errors import UnusableModel
 from penstock.models.cache_format import FORMATS
 from penstock.models.config import BlockIndexConfig, DecoderConfig
 from penstock.models.layer_cache import LayerCache
@@ -200,10 +199,8 @@ class Engine:
         self.packed_cache = packed_cache
         self.deterministic = deterministic
         if deterministic:
-            if group.size > 2 and self.native is None:
-                raise UnusableModel(
-                    f"--deterministic: the sums of {group.size} shards depend on the batch; the most is --num-shard 2"
-                )
+            if self.native is None:
+                group.check_batch_invariance()
             self.model.make_batch_invariant(TILE)
         # Where sums depend on the number of threads, and may not, or where ranks wait for each other, it stays as it is.
         self.threads: Threads | None = None

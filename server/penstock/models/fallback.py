@@ -212,9 +212,7 @@ class Fallback:
 
     def make_batch_invariant(self, rows: int) -> None:
         """Raises UnusableModel: its sums are transformers' own."""
-        raise UnusableModel(
-            f"--deterministic: {self.name} runs through transformers, whose sums depend on the batch"
-        )
+        refuse_batch_invariance(self.name)
 
     def serve_up_to(self, longest: int) -> None:
         """Fixes the rotary frequencies that depend on the longest sequence."""
@@ -398,6 +396,11 @@ def refuse_division(config: dict[str, Any], shards: int, stages: int) -> None:
                 f"{flag} {count}: {_shown_name(config)} runs through transformers, and such a model cannot be "
                 f"divided over processes; use {flag} 1"
             )
+
+
+def refuse_batch_invariance(name: str) -> None:
+    """Raises UnusableModel."""
+    raise UnusableModel(f"--deterministic: {name} runs through transformers, whose sums depend on the batch")
 
 
 def load(

@@ -36,7 +36,7 @@ def why_not(shape: ModelConfig, dtype: Any, group: TensorGroup) -> str | None:
     if not isinstance(shape, DecoderConfig):
         return "no model of a recipe"
     if group.size > 1:
-        if group.exchange is not None and not group.exchange.is_local:
+        if not group.is_local:
             return "shards that meet at --master-addr"
         undone = undivided(shape, group)
         if undone is not None:

@@ -45,8 +45,6 @@ def meet(
 class Distributed:
     """Over torch.distributed: NCCL on GPUs, gloo between machines. `process_group`: None for all ranks."""
 
-    is_local = False
-
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         self._group = process_group
         self._size = dist.get_world_size(process_group)

@@ -40,9 +40,6 @@ class Sending(Protocol):
 class Exchange(Protocol):
     """What a rank tells the others of its group, and hears. Every method raises PeerLost."""
 
-    is_local: bool
-    """Whether all ranks are processes of one machine, which can share memory."""
-
     def all_reduce(self, part: Tensor) -> None:
         """Leaves the sum of every rank's tensor in its memory, to the last bit the same on all ranks."""
 
@@ -68,8 +65,6 @@ class Local:
     A sum is the same on all ranks: of two numbers the order does not matter, more are added up in one place or in one
     order.
     """
-
-    is_local = True
 
     def __init__(self, rank: int, peers: dict[int, socket.socket]) -> None:
         self._rank = rank

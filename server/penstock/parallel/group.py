@@ -28,6 +28,7 @@ class TensorGroup:
     exchange: Exchange | None = None  # None: alone, or never asked to exchange anything
     neighbours: int = 1  # ranks on this one's machine, itself included: they share its memory
     pipeline: Pipeline | None = None  # None: this group holds all layers
+    is_local: bool = True  # whether all ranks are processes of one machine, which can share memory
 
     @property
     def everyone(self) -> TensorGroup:
@@ -101,6 +102,13 @@ class TensorGroup:
         if self.exchange is None:
             return number
         return min(self.exchange.numbers(number))
+
+    def check_batch_invariance(self) -> None:
+        """Raises UnusableModel where what torch sums up over these ranks depends on what else is in the batch."""
+        if self.size > 2:
+            raise UnusableModel(
+                f"--deterministic: the sums of {self.size} shards depend on the batch; the most is --num-shard 2"
+            )
 
     def first_says(self, decision: bool) -> bool:
         """Rank 0's decision, where each rank by itself might come to another."""

@@ -52,7 +52,8 @@ def meet(address: str, rank: int, size: int, stages: int, device: Any) -> Tensor
     shards = size // stages
     parts = [list(range(stage * shards, (stage + 1) * shards)) for stage in range(stages)]
     try:
-        if place.scheme == "file" and device.type == "cpu":
+        is_local = place.scheme == "file" and device.type == "cpu"
+        if is_local:
             # What stages send each other on the way has connections of its own.
             everyone_again = [list(range(size))] if stages > 1 else []
             made = _meet_here(Path(place.path), rank, [list(range(size)), *parts, *everyone_again])
@@ -65,12 +66,12 @@ def meet(address: str, rank: int, size: int, stages: int, device: Any) -> Tensor
             neighbours = made[0].numbers(own).count(own)
     except (RuntimeError, OSError) as error:
         raise PeerLost(f"the ranks did not find each other at {address}: {error}") from error
-    everyone = TensorGroup(rank, size, made[0], neighbours)
+    everyone = TensorGroup(rank, size, made[0], neighbours, is_local=is_local)
     if stages == 1:
         return everyone
     stage, shard = divmod(rank, shards)
     pipeline = Pipeline(stage, stages, everyone, made.get(1 + stages, made[0]))
-    return TensorGroup(shard, shards, made.get(1 + stage), neighbours, pipeline)
+    return TensorGroup(shard, shards, made.get(1 + stage), neighbours, pipeline, is_local)
 
 
 def _meet_here(path: Path, rank: int, groups: list[list[int]]) -> dict[int, Exchange]:

@@ -113,7 +113,7 @@ impl Cause {
             Cause::Unauthorized => {
                 Entry::before_it_counts(StatusCode::UNAUTHORIZED, "invalid_api_key", Some("authentication")).said(
                     "The API key is missing or wrong",
-                    "Send `Authorization: Bearer KEY` with a key of this server",
+                    "Send `Authorization: Bearer KEY`, or `x-api-key: KEY`, with a key of this server",
                 )
             }
             Cause::NotFound => Entry::before_it_counts(StatusCode::NOT_FOUND, "not_found", Some("not_found")).said(
