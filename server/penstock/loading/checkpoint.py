@@ -85,6 +85,7 @@ class Checkpoint:
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
         self._config = quantization.with_what_is_beside(read_json(folder, CONFIG) or {}, folder)
+        self._block = codes.block_of(self._config)
         self._has_codes = False
         self._used: dict[str, int] = {}
         self._copies: dict[tuple[str, str], bool] = {}
@@ -215,7 +216,7 @@ class Checkpoint:
 
     def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | words.Words | str | None:
         found = words.find(name, shape, self._stored, self._config)
-        return found or codes.find(name, shape, self._stored, codes.block_of(self._config))
+        return found or codes.find(name, shape, self._stored, self._block)
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:
         """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.

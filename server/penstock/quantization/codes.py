@@ -35,6 +35,9 @@ BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 # Of what the scales of NVFP4 are multiplied with, and of what they are divided by.
 FACTORS = ("_scale_2", "_weight_scale_2")
 DIVISORS = ("_global_scale",)
+# ModelOpt's FP8_PB_WO is of these blocks, of which it says no size (FP8QTensor.quantize; vLLM's ModelOptFp8PbWoLinearMethod). The last ones
+# are cut short in the weight, and have a scale like any other: 576 rows have 5.
+BLOCKS_OF_128 = (128, 128)
 # Parts of one table (Qwen 4's n-grams), with one scale.
 PART = re.compile(r"\.shard_\d+\.weight$")
 
@@ -161,13 +164,26 @@ def find(
     leading = all(one in (1, whole) for one, whole in zip(grid[:-2], shape[:-2], strict=False))
     if len(grid) != len(shape) or not leading or 0 in grid:
         return f"{scales} is {list(given)}, which is no grid of {name}"
-    if block and (-(-rows // block[0]), -(-columns // block[1])) == grid[-2:]:
+    if block and _grid_of(block, shape) == grid[-2:]:
         return Matrix(name, scales, shape, codes.dtype, False, grid, block)
     # Without a word of it blocks are of one size: of some that are cut short at the end, nothing says where the others do.
-    if rows % grid[-2] == 0 and columns % grid[-1] == 0:
-        block = rows // grid[-2], columns // grid[-1]
-        return Matrix(name, scales, shape, codes.dtype, False, grid, block)
-    return f"{scales} is {list(given)}, which is no grid of {name}"
+    if rows % grid[-2] or columns % grid[-1]:
+        return f"{scales} is {list(given)}, which is no grid of {name}"
+    block = rows // grid[-2], columns // grid[-1]
+    both = zip(grid[-2:], block, BLOCKS_OF_128, strict=True)
+    if _grid_of(BLOCKS_OF_128, shape) == grid[-2:] and any(
+        parts > 1 and side != usual for parts, side, usual in both
+    ):
+        return (
+            f"{scales} is {list(given)}, blocks of {block[0]} x {block[1]} or of 128 x 128 of which the last are cut short, "
+            "and config.json does not say which"
+        )
+    return Matrix(name, scales, shape, codes.dtype, False, grid, block)
+
+
+def _grid_of(block: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many scales a matrix has for its rows and for its columns."""
+    return -(-shape[-2] // block[0]), -(-shape[-1] // block[1])
 
 
 def _of_fp4(
@@ -212,7 +228,17 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
                 and all(type(side) is int and side > 0 for side in block)
             ):
                 return block[0], block[1]
-    return None
+    has_blocks = any("FP8_PB_WO" in _algorithms(given) for given in schemes(config))
+    return BLOCKS_OF_128 if has_blocks else None
+
+
+def _algorithms(given: Mapping[str, Any]) -> set[str]:
+    """ModelOpt's of the whole checkpoint and of layers."""
+    nested = given.get("quantization")
+    modelopt = nested if isinstance(nested, dict) else given
+    layers = modelopt.get("quantized_layers")
+    held = (modelopt, *(layers.values() if isinstance(layers, dict) else ()))
+    return {str(one.get("quant_algo")).upper() for one in held if isinstance(one, dict)}
 
 
 def schemes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
