@@ -509,6 +509,58 @@ def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
 
 
+SHARD = "model-00001-of-00001.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("compressed zeros", "weight_zero_point"),
+        ("compressed zeros in any order", "weight_g_idx"),
+        ("gptq", "qzeros"),
+        ("act order", "g_idx"),
+        ("awq", "qzeros"),
+        ("gptq", "scales"),
+        ("compressed", "weight_packed"),
+        ("compressed", "weight_scale"),
+        ("nvfp4", "weight_scale_2"),
+        ("blocks", "weight_scale_inv"),
+    ],
+)
+def test_a_part_of_a_matrix_that_index_and_file_disagree_about_is_missing(
+    kind: str, part: str, tmp_path: Path
+) -> None:
+    """Without its zero points a matrix would be read as a symmetric one."""
+    folder, _ = written(tmp_path, kind)
+    path, lost = folder / "model.safetensors", f"model.layers.1.mlp.down_proj.{part}"
+    index = folder / "model.safetensors.index.json"
+    held = load_file(path)
+    assert lost in held
+    path.unlink()
+    listed = dict.fromkeys(held, SHARD)
+    save_file(held, folder / SHARD)
+    index.write_text(json.dumps({"weight_map": listed}))
+    recipes.load(check_folder(folder), folder, torch.bfloat16, CPU)
+    index.write_text(json.dumps({"weight_map": {name: SHARD for name in held if name != lost}}))
+    assert f"{lost} ({SHARD} has it, and the index does not list it)" in refusal(folder)
+    del held[lost]
+    save_file(held, folder / SHARD)
+    index.write_text(json.dumps({"weight_map": listed}))
+    assert f"{lost} (the index lists it in {SHARD}, and no file has it)" in refusal(folder)
+
+
+def test_what_would_change_whole_numbers_of_8_bits_is_missing(tmp_path: Path) -> None:
+    """Their zero points are not read, and refused where the index has them."""
+    folder, _ = written(tmp_path, "whole numbers")
+    name = "model.layers.1.mlp.down_proj.weight_zero_point"
+    path, held = folder / "model.safetensors", load_file(folder / "model.safetensors")
+    save_file(held | {name: torch.ones(64, 1, dtype=torch.int8)}, folder / SHARD)
+    path.unlink()
+    listed = {"weight_map": dict.fromkeys(held, SHARD)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listed))
+    assert f"lacks 1 tensor: {name} ({SHARD} has it" in refusal(folder)
+
+
 @pytest.mark.parametrize("kind", ["gptq", "whole numbers"])
 def test_pickled_codes_are_read_as_well(kind: str, tmp_path: Path) -> None:
     folder, plain = written(tmp_path, kind)

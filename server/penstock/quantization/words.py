@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.loading.model_files import Stored
-from penstock.quantization.codes import groups_of, schemes
+from penstock.quantization.codes import DIVISORS, FACTORS, OF_MODULE, OF_WEIGHT, groups_of, schemes
 
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
@@ -24,6 +24,13 @@ U32 = npt.NDArray[np.uint32]
 BITS = (2, 4, 8)
 # What compressed-tensors have of experts in one tensor.
 OF_STACK = ("_packed", "_scale")
+# What says of a matrix of codes or of words, by being there, how the rest is read: beside the weight, and of its module.
+SAYS_HOW = ("_zero_point", "_g_idx"), (".qzeros", ".g_idx", ".pre_quant_scale")
+# What else such a matrix may be made of.
+PARTS = (
+    ("_packed", "_blocks", "_scales", *OF_WEIGHT, *FACTORS, *DIVISORS),
+    (".qweight", ".scales", *OF_MODULE),
+)
 # Which of eight outputs AWQ has in each place of a word.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 # The numbers of each byte, the lowest bits first: words are stored with their lowest byte first.
@@ -109,6 +116,22 @@ def unpacked(words: U32, bits: int, places: tuple[int, ...] | None = None) -> F3
 def is_there(name: str, stored: Mapping[str, Any]) -> bool:
     """Whether a weight is such a matrix."""
     return f"{name}_packed" in stored or (name.endswith(".weight") and f"{name[:-7]}.qweight" in stored)
+
+
+def parts_that_say_how(name: str) -> list[str]:
+    """The names of tensors without which a matrix of this name would be read as another one."""
+    return _names(name, SAYS_HOW)
+
+
+def parts_of(name: str) -> list[str]:
+    """The names of all tensors that a matrix of this name may be made of, but for its own."""
+    return _names(name, PARTS) + _names(name, SAYS_HOW)
+
+
+def _names(name: str, endings: tuple[tuple[str, ...], tuple[str, ...]]) -> list[str]:
+    of_weight, of_module = endings
+    module = name.removesuffix(".weight")
+    return [name + one for one in of_weight] + [module + one for one in of_module if module != name]
 
 
 def may_be_idle(name: str, stored: Mapping[str, Any]) -> bool:
