@@ -394,6 +394,32 @@ def test_experts_of_gpt_oss_as_modelopt_leaves_them_in_nvfp4(tmp_path: Path) -> 
         assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
 
 
+def test_experts_of_mxfp4_as_their_class_has_them(tmp_path: Path) -> None:
+    """(X, in / 2, out) with powers of two (X, in / 32, out)."""
+    weight = torch.zeros(2 * 48, 64)
+    codes, numbers = fp4(weight, 3)
+    exponents = torch.randint(
+        120, 130, (96, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+    )
+    exact = numbers * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    turned = [one.view(2, 48, -1).transpose(1, 2).contiguous() for one in (codes, exponents, exact)]
+    save_file({"experts": turned[0], "experts_weight_scale": turned[1]}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    for mine in (None, [slice(1, 2)]):
+        found = read(tmp_path, "experts", (2, 64, 48), mine)
+        assert np.array_equal(found, turned[2][slice(None) if mine is None else mine[0]].numpy())
+
+
+def read(folder: Path, name: str, shape: tuple[int, ...], rows: list[slice] | None = None) -> np.ndarray:
+    """The one matrix of a checkpoint, in fp32."""
+    with Checkpoint(folder, torch.float32) as checkpoint:
+        checkpoint.tensor(name, shape, rows)
+        checkpoint.check_all_used(re.compile(""))
+        with checkpoint.reading(tells=False):
+            found = checkpoint.tensor(name, shape, rows)
+    return tensors.host(found)
+
+
 def test_inputs_that_are_scaled_before_they_are_multiplied_are_named(tmp_path: Path) -> None:
     """ModelOpt's NVFP4_AWQ leaves such scales where no norm has taken them."""
     folder, _ = written(tmp_path, "nvfp4")
@@ -454,13 +480,8 @@ def test_experts_in_one_tensor_of_words(
     save_file(held, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     mine = ranges([group.share(4)])
-    with Checkpoint(tmp_path, torch.float32) as checkpoint:
-        checkpoint.tensor("experts", (4, 48, 64), mine)
-        checkpoint.check_all_used(re.compile(""))
-        with checkpoint.reading(tells=False):
-            found = checkpoint.tensor("experts", (4, 48, 64), mine)
     exact = torch.stack([numbers for _, numbers in made])[mine[0]]
-    assert np.array_equal(tensors.host(found), exact.numpy())
+    assert np.array_equal(read(tmp_path, "experts", (4, 48, 64), mine), exact.numpy())
 
 
 def test_bytes_of_half_a_width_are_fp4_with_its_scales_alone() -> None:

@@ -246,7 +246,8 @@ class TensorReader:
         """In fp32, as their grid."""
         stored = self.stored[matrix.scales]
         if stored.dtype in EXPONENTS:
-            return powers(self._bytes(matrix.scales)).reshape(matrix.grid)
+            scales = powers(self._bytes(matrix.scales)).reshape(stored.shape)
+            return (scales.swapaxes(1, 2) if matrix.is_turned else scales).reshape(matrix.grid)
         if matrix.factor is None:
             return host(self._source(matrix.scales).float()).reshape(matrix.grid)
         scales = np.take(TABLES[stored.dtype], self._bytes(matrix.scales), mode="clip").reshape(stored.shape)
