@@ -620,6 +620,46 @@ def test_words_that_fit_no_weight_are_named(tmp_path: Path) -> None:
     assert refusal(folder) == f"{at}g_idx names group 4, and {at}scales has 4"
 
 
+def ordered(folder: Path, outputs: int, group_I: Tensor, groups: int, given: dict[str, Any]) -> Tensor:
+    """A matrix of compressed-tensors with a `g_idx`; what it stands for where that says no order."""
+    inputs = len(group_I)
+    of_I = torch.arange(inputs) // -(-inputs // groups)
+    numbers, _, scales, _ = grouped(torch.zeros(outputs, inputs), 1, 4, of_I)
+    held = {"x.weight_packed": packed(numbers, 4), "x.weight_scale": scales.T.contiguous()}
+    save_file(held | {"x.weight_g_idx": group_I.int()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": given}))
+    return (numbers - 8).float() * scales.T.float()[:, of_I if (group_I < 0).any() else group_I % groups]
+
+
+def test_groups_of_compressed_tensors_are_counted_by_inputs(tmp_path: Path) -> None:
+    """Of which a gate with one output has more than outputs."""
+    for outputs, inputs, groups in ((1, 128, 4), (32, 128, 4)):
+        exact = ordered(tmp_path, outputs, torch.arange(inputs) // 32, groups, {})
+        assert np.array_equal(read(tmp_path, "x.weight", (outputs, inputs)), exact.numpy())
+    ordered(tmp_path, 32, torch.full((128,), 4), 4, {})
+    with pytest.raises(UnusableModel, match=r"^x\.weight_g_idx names group 4, and x\.weight_scale has 4$"):
+        read(tmp_path, "x.weight", (32, 128))
+
+
+def test_an_order_of_minus_one_is_none(tmp_path: Path) -> None:
+    """What compressed-tensors' modules keep where nothing has ordered them."""
+    group_I = torch.full((128,), -1)
+    exact = ordered(tmp_path, 32, group_I, 4, {"group_size": 32})
+    assert np.array_equal(read(tmp_path, "x.weight", (32, 128)), exact.numpy())
+    for groups, given, says in (
+        (
+            4,
+            {"group_size": 64},
+            "x.weight_scale has 4 groups of 128 inputs, and config.json says group_size 64",
+        ),
+        (3, {}, "x.weight_scale is [32, 3], which is no grid of x.weight_packed"),
+    ):
+        ordered(tmp_path, 32, group_I, groups, given)
+        with pytest.raises(UnusableModel) as caught:
+            read(tmp_path, "x.weight", (32, 128))
+        assert str(caught.value) == f"x.weight_g_idx says no order, and {says}"
+
+
 def stored_as(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, Stored]:
     """By what follows the module's name."""
     return {f"x.{name}": Stored("file", dtype, shape, 0, 0) for name, (dtype, shape) in tensors.items()}

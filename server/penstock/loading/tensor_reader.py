@@ -207,10 +207,7 @@ class TensorReader:
             rows = None if rows is None else [slice(one.start * each, one.stop * each) for one in rows]
             parts = {name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()}
             made = made.view(-1, made.shape[-1])
-        if matrix.groups is not None:
-            groups, last = len(parts[matrix.scales]), int(parts[matrix.groups].max(initial=0))
-            if last >= groups:
-                raise UnusableModel(f"{matrix.groups} names group {last}, and {matrix.scales} has {groups}")
+        matrix = matrix.in_order_of(parts)
         count, wide = max(PIECE // (4 * matrix.shape[1]) // 32 * 32, 32), matrix.shape[1]
         pieces, at = [], 0
         for some in [slice(0, matrix.shape[0])] if rows is None else rows:

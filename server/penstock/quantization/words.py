@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import UnusableModel
 from penstock.loading.model_files import Stored
 from penstock.quantization.codes import DIVISORS, FACTORS, OF_MODULE, OF_WEIGHT, groups_of, schemes
 
@@ -22,6 +23,8 @@ F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
 
 BITS = (2, 4, 8)
+# -1 as it is read.
+UNORDERED = 0xFFFFFFFF
 # What compressed-tensors have of experts in one tensor.
 OF_STACK = ("_packed", "_scale")
 # What says of a matrix of codes or of words, by being there, how the rest is read: beside the weight, and of its module.
@@ -56,11 +59,30 @@ class Words:
     """The group of each input; None: as many inputs as it takes, one behind the other."""
     zero_offset: int
     """What is added to words of zero points as they are stored, without what goes beyond 32 bits."""
+    uneven: str | None = None
+    """What is wrong with groups of as many inputs each, where `groups` would turn out to say no order; None: nothing."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of all tensors."""
         return tuple(name for name in (self.codes, self.scales, self.zeros, self.groups) if name is not None)
+
+    def in_order_of(self, parts: Mapping[str, Any]) -> "Words":
+        """This matrix as the numbers of `groups` have it, which are looked at here. Raises UnusableModel.
+
+        compressed-tensors take any -1 among them for no order at all (`is_column_order` of their forward.py).
+        """
+        if self.groups is None:
+            return self
+        group_I, is_compressed = parts[self.groups], self.kind == "compressed"
+        if is_compressed and (group_I == UNORDERED).any():
+            if self.uneven is not None:
+                raise UnusableModel(f"{self.groups} says no order, and {self.uneven}")
+            return replace(self, groups=None)
+        count, last = parts[self.scales].shape[1 if is_compressed else 0], int(group_I.max(initial=0))
+        if last >= count:
+            raise UnusableModel(f"{self.groups} names group {last}, and {self.scales} has {count}")
+        return self
 
     def decoded(self, parts: Mapping[str, Any], rows: slice) -> F32:
         """What these rows stand for: (R, I) in fp32. `parts`: the tensors, words as uint32 and scales as fp32."""
@@ -181,17 +203,16 @@ def find(
         return f"{codes} is {list(given)}, and {list(shape)} numbers of 2, 4 or 8 bits are not"
     held = stored.get(scales)
     count = 0 if held is None or len(held.shape) != 2 else held.shape[1 if kind == "compressed" else 0]
-    if (
-        held is None
-        or count < 1
-        or held.shape[0] * held.shape[1] != count * rows
-        or (groups is None and inputs % count)
-    ):
+    if held is None or count < 1 or held.shape[0] * held.shape[1] != count * rows:
         return f"{scales} is {None if held is None else list(held.shape)}, which is no grid of {codes}"
-    sizes = group_sizes(config)
-    if groups is None and sizes and not any(_agree(count, size, inputs) for size in sizes):
+    sizes, uneven = group_sizes(config), None
+    if inputs % count:
+        uneven = f"{scales} is {list(held.shape)}, which is no grid of {codes}"
+    elif sizes and not any(_agree(count, size, inputs) for size in sizes):
         said = " or ".join(str(size) for size in sorted(sizes))
-        return f"{scales} has {count} groups of {inputs} inputs, and config.json says group_size {said}"
+        uneven = f"{scales} has {count} groups of {inputs} inputs, and config.json says group_size {said}"
+    if groups is None and uneven is not None:
+        return uneven
     wanted = (-(-rows * bits // 32), count) if kind == "compressed" else (count, rows * bits // 32)
     if zeros is not None and stored[zeros].shape != wanted:
         return f"{zeros} is {list(stored[zeros].shape)}, not {list(wanted)}"
@@ -204,7 +225,7 @@ def find(
         return f"{wrong[0]} is of {stored[wrong[0]].dtype}"
     is_first_version = kind == "gptq" and format_of(config) != "gptq_v2"
     ones = 0xFFFFFFFF // ((1 << bits) - 1)  # of each number
-    return Words(kind, shape, bits, codes, scales, zeros, groups, ones if is_first_version else 0)
+    return Words(kind, shape, bits, codes, scales, zeros, groups, ones if is_first_version else 0, uneven)
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
