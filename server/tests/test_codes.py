@@ -777,5 +777,34 @@ def test_zero_points_of_0_borrow_from_their_neighbours_in_the_first_version_of_g
         found = words.find("x.weight", (32, 32), stored, config)
         assert isinstance(found, words.Words)
         for rows in (slice(0, 32), slice(5, 27)):
-            decoded = found.decoded(parts | {"x.qzeros": qzeros}, rows)
-            assert (torch.from_numpy(decoded) == exact[rows]).all()
+            for columns in (slice(0, 32), slice(16, 32), slice(3, 21)):
+                decoded = found.decoded(parts | {"x.qzeros": qzeros}, rows, columns)
+                assert (torch.from_numpy(decoded) == exact[rows, columns]).all()
+
+
+@pytest.mark.parametrize(
+    "kind", ["gptq", "act order", "awq", "compressed zeros", "compressed zeros in any order"]
+)
+def test_of_columns_no_more_words_are_touched_than_hold_them(kind: str) -> None:
+    """A rank reads its part of a file; of columns that are cut from words and groups as well."""
+    made, exact = KINDS[kind][0](torch.zeros(48, 64), 3)
+    stored, parts = {}, {}
+    for ending, part in made.items():
+        name = f"x.{ending[1:]}" if ending.startswith("@") else f"x.weight{ending}"
+        dtype = {torch.int32: "I32", torch.float16: "F16", torch.int64: "I64"}[part.dtype]
+        stored[name] = Stored("file", dtype, tuple(part.shape), 0, 0)
+        parts[name] = part.view(torch.uint32).numpy() if dtype == "I32" else part.float().numpy()
+    config = {"quantization_config": KINDS[kind][1]}
+    found = words.find("x.weight", (48, 64), stored, config)
+    assert isinstance(found, words.Words)
+    inputs = 1 if found.holds_rows else 0
+    for columns in (slice(16, 48), slice(5, 11), slice(0, 64)):
+        decoded = found.decoded(parts, slice(8, 40), columns)
+        assert np.array_equal(decoded, exact[8:40, columns].numpy())
+        # What holds other inputs has no say.
+        others = dict(parts)
+        others[found.codes] = parts[found.codes].copy()
+        each = 1 if kind == "awq" else 32 // found.bits
+        side = np.moveaxis(others[found.codes], inputs, 0)
+        side[: columns.start // each] = side[-(-columns.stop // each) :] = 0
+        assert np.array_equal(found.decoded(others, slice(8, 40), columns), decoded)

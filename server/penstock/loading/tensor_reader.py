@@ -156,6 +156,7 @@ class TensorReader:
             )
             for one, codes_OB, scales_oi in each:
                 self._decode(one, codes_OB, 0, scales_oi, matrix, columns)
+        self._let_go_of(matrix.names)
 
     def _decode(
         self,
@@ -189,6 +190,8 @@ class TensorReader:
                 rows = len(codes_RB[begin : begin + count])
                 self._go_on(rows * wide * matrix.row_bytes // matrix.shape[-1])
             side += wide
+        if matrix.is_turned:  # of which no piece is in one piece of the file
+            self._let_go(self.stored[name].file, tensors.of_memory(codes_RB.T, tensors.uint8))
 
     def decode_words(
         self, made: Tensor, matrix: Words, rows: list[slice] | None, columns: list[slice] | None
@@ -218,12 +221,15 @@ class TensorReader:
 
         def take(one: tuple[slice, int]) -> bool:
             piece, at = one
-            numbers = tensors.of_memory(matrix.decoded(parts, piece), tensors.float32)
             side, into = 0, made[at : at + piece.stop - piece.start]
             for range_ in [slice(0, wide)] if columns is None else columns:
                 across = range_.stop - range_.start
-                into[:, side : side + across].copy_(numbers[:, range_])
+                numbers = tensors.of_memory(matrix.decoded(parts, piece, range_), tensors.float32)
+                into[:, side : side + across].copy_(numbers)
                 side += across
+            if matrix.holds_rows:
+                words = parts[matrix.codes][piece].view(np.uint8)
+                self._let_go(self.stored[matrix.codes].file, tensors.of_memory(words, tensors.uint8))
             return tensors.are_finite(into)
 
         at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
@@ -231,6 +237,7 @@ class TensorReader:
             if not finite:
                 self._note(matrix.codes, self.not_numbers)
         self._go_on(made.numel() * matrix.bits // 8)
+        self._let_go_of(matrix.names)
 
     def _bytes(self, name: str) -> HostArray:
         """A tensor of codes, without its shape."""
@@ -335,6 +342,11 @@ class TensorReader:
         first, length = piece.data_ptr(), piece.stride(0) * len(piece) * piece.element_size()
         if lowest <= first and first + length <= highest:
             let_go(first, first + length)
+
+    def _let_go_of(self, names: tuple[str, ...]) -> None:
+        """The same of whole tensors."""
+        for name in names:
+            self._let_go(self.stored[name].file, tensors.of_memory(self._bytes(name), tensors.uint8))
 
     def _note_not_finite(self, name: str, source: Tensor) -> None:
         # Infinite after the conversion only?

@@ -84,14 +84,17 @@ class Words:
             raise UnusableModel(f"{self.groups} names group {last}, and {self.scales} has {count}")
         return self
 
-    def decoded(self, parts: Mapping[str, Any], rows: slice) -> F32:
-        """What these rows stand for: (R, I) in fp32. `parts`: the tensors, words as uint32 and scales as fp32."""
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the words of some rows are beside each other in the file."""
+        return self.kind == "compressed"
+
+    def decoded(self, parts: Mapping[str, Any], rows: slice, columns: slice) -> F32:
+        """What these rows and columns stand for: (R, C) in fp32. `parts`: the tensors, words as uint32 and scales as fp32."""
         words, scales = parts[self.codes], parts[self.scales]
-        # Of words that hold outputs, those of these rows and some beside them.
-        per_word = 32 // self.bits
-        begin = rows.start // per_word
-        across = slice(begin, -(-rows.stop // per_word))
-        taken = slice(rows.start - begin * per_word, rows.stop - begin * per_word)
+        # Of words that hold several outputs or inputs, those of these and some beside them.
+        across, taken = _words_of(rows, self.bits)
+        along, kept = _words_of(columns, self.bits)
         places = AWQ_PLACES if self.kind == "awq" else None
         zeros_RG: F32 | np.float32 = np.float32(1 << (self.bits - 1))
         if self.zeros is not None:
@@ -99,13 +102,30 @@ class Words:
             zeros = zeros[:, across] + np.uint32(self.zero_offset)
             zeros_RG = unpacked(zeros, self.bits, places)[:, taken].T
         if self.kind == "compressed":
-            numbers, scales = unpacked(words[rows], self.bits)[:, : self.shape[-1]], scales.T
+            numbers, scales = unpacked(words[rows, along], self.bits)[:, kept], scales.T
         elif self.kind == "awq":
-            numbers = np.ascontiguousarray(unpacked(words[:, across], self.bits, places)[:, taken].T)
+            numbers = unpacked(words[columns, across], self.bits, places)[:, taken].T
         else:
-            numbers = unpacked(words[:, rows].T, self.bits)
-        group_I = None if self.groups is None else parts[self.groups].astype(np.int64)
-        return scaled(numbers, zeros_RG, scales[:, rows].T, group_I)
+            numbers = unpacked(words[along, rows].T, self.bits)[:, kept]
+        scales_RG, size = scales[:, rows].T, self.shape[-1] // len(scales)
+        group_I: Any = None
+        if self.groups is not None:
+            group_I = parts[self.groups][columns].astype(np.int64)
+        elif columns.start % size or columns.stop % size:
+            group_I = np.arange(columns.start, columns.stop) // size
+        else:
+            groups = slice(columns.start // size, columns.stop // size)
+            scales_RG = scales_RG[:, groups]
+            zeros_RG = zeros_RG[:, groups] if isinstance(zeros_RG, np.ndarray) else zeros_RG
+        return scaled(np.ascontiguousarray(numbers), zeros_RG, scales_RG, group_I)
+
+
+def _words_of(some: slice, bits: int) -> tuple[slice, slice]:
+    """Which words hold these outputs or inputs, and which of their numbers those are."""
+    per_word = 32 // bits
+    begin = some.start // per_word
+    numbers = slice(some.start - begin * per_word, some.stop - begin * per_word)
+    return slice(begin, -(-some.stop // per_word)), numbers
 
 
 def scaled(numbers: F32, zeros_RG: F32 | np.float32, scales_RG: F32, group_I: Any) -> F32:
