@@ -217,7 +217,8 @@ def _is_mlx(given: dict[str, Any]) -> bool:
 def _group_size(given: dict[str, Any]) -> int | None:
     """How many inputs beside each other have a scale, of whole numbers of 4 bits."""
     groups = [one["weights"] for one in groups_of(given) if isinstance(one.get("weights"), dict)]
-    held = groups[0] if groups else given
+    # Of several groups of matrices, those of 4 bits: the others are of 8 bits beside them.
+    held = next((one for one in groups if one.get("num_bits") == 4), groups[0] if groups else given)
     if held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
         return None
     if any(
