@@ -530,6 +530,27 @@ def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "scales"), [("whole numbers", "weight_scale"), ("awq", "scales"), ("gptq", "scales")]
+)
+def test_numbers_that_codes_stand_for_beyond_the_dtype_served_are_named(
+    kind: str, scales: str, tmp_path: Path
+) -> None:
+    folder, _ = written(tmp_path, kind)
+    path, at = folder / "model.safetensors", "model.layers.1.mlp.down_proj."
+    held = load_file(path)
+    held[at + scales] = held[at + scales].float()
+    for scale, says in (
+        (1e5, "1 tensor with numbers too large for the dtype served"),
+        (float("nan"), "NaN or infinite"),
+    ):
+        held[at + scales].view(-1)[5] = scale
+        save_file(held, path)
+        with pytest.raises(UnusableModel) as caught:
+            recipes.load(check_folder(folder), folder, torch.float16, CPU)
+        assert says in str(caught.value) and ("choose another --dtype" in str(caught.value)) == (scale == 1e5)
+
+
 SHARD = "model-00001-of-00001.safetensors"
 
 

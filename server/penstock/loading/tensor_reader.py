@@ -173,20 +173,22 @@ class TensorReader:
             wide = range_.stop - range_.start
             count = max(PIECE // (4 * max(wide, 1)), 1)
 
-            def take(begin: int, side: int = side, range_: slice = range_, wide: int = wide) -> bool:
+            def take(begin: int, side: int = side, range_: slice = range_, wide: int = wide) -> Tensor | None:
+                """What cannot be served, as it was before the conversion."""
                 piece_RB = codes_RB[begin : begin + count]  # noqa: B023
-                numbers = matrix.decoded(piece_RB, scales_oi, first_row + begin, range_)
+                decoded = matrix.decoded(piece_RB, scales_oi, first_row + begin, range_)
+                numbers = tensors.of_memory(decoded, tensors.float32)
                 into = made[begin : begin + len(piece_RB), side : side + wide]
-                into.copy_(tensors.of_memory(numbers, tensors.float32))
+                into.copy_(numbers)
                 if piece_RB.flags.c_contiguous:
                     self._let_go(self.stored[name].file, tensors.of_memory(piece_RB, tensors.uint8))
-                return tensors.are_finite(into)
+                return None if tensors.are_finite(into) else numbers
 
             begins = range(0, len(codes_RB), count)
             at_once = self._pool.map if len(begins) > 1 and self._pool is not None else map
-            for begin, finite in zip(begins, at_once(take, begins), strict=True):
-                if not finite:
-                    self._note(name, self.not_numbers)
+            for begin, wrong in zip(begins, at_once(take, begins), strict=True):
+                if wrong is not None:
+                    self._note_not_finite(name, wrong)
                 rows = len(codes_RB[begin : begin + count])
                 self._go_on(rows * wide * matrix.row_bytes // matrix.shape[-1])
             side += wide
@@ -219,23 +221,26 @@ class TensorReader:
                 pieces.append((piece, at + begin - some.start))
             at += some.stop - some.start
 
-        def take(one: tuple[slice, int]) -> bool:
-            piece, at = one
+        def take(one: tuple[slice, int]) -> list[Tensor]:
+            """What cannot be served, as it was before the conversion."""
+            (piece, at), wrong = one, []
             side, into = 0, made[at : at + piece.stop - piece.start]
             for range_ in [slice(0, wide)] if columns is None else columns:
                 across = range_.stop - range_.start
                 numbers = tensors.of_memory(matrix.decoded(parts, piece, range_), tensors.float32)
                 into[:, side : side + across].copy_(numbers)
+                if not tensors.are_finite(into[:, side : side + across]):
+                    wrong.append(numbers)
                 side += across
             if matrix.holds_rows:
                 words = parts[matrix.codes][piece].view(np.uint8)
                 self._let_go(self.stored[matrix.codes].file, tensors.of_memory(words, tensors.uint8))
-            return tensors.are_finite(into)
+            return wrong
 
         at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
-        for _, finite in zip(pieces, at_once(take, pieces), strict=True):
-            if not finite:
-                self._note(matrix.codes, self.not_numbers)
+        for wrong in at_once(take, pieces):
+            for numbers in wrong:
+                self._note_not_finite(matrix.codes, numbers)
         self._go_on(made.numel() * matrix.bits // 8)
         self._let_go_of(matrix.names)
 
