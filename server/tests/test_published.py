@@ -198,8 +198,8 @@ def test_a_group_is_what_config_json_says() -> None:
     eight = {"weights": {"num_bits": 8, "group_size": 32}}
     four = {"weights": {"num_bits": 4, "group_size": 64}}
     for first, second in ((eight, four), (four, eight)):
-        groups = {"group_0": first, "group_1": second}
-        assert of(quant_method="compressed-tensors", config_groups=groups) == "groups_64"
+        mixed = {"group_0": first, "group_1": second}
+        assert of(quant_method="compressed-tensors", config_groups=mixed) == "groups_64"
     assert of(quant_method="compressed-tensors", config_groups={"a": eight, "b": eight}) is None
     assert of(quant_method="auto-round", bits=4, group_size=128) == "groups_128"
     assert of(quant_method="mxfp4") == "fp4_32"
