@@ -4,6 +4,7 @@ in parts of ranks.
 
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,41 @@ def gptq(weight: Tensor, seed: int) -> Coded:
     return made | {"@g_idx": in_order(weight).int()}, exact
 
 
+def zeros_as_they_are(weight: Tensor, seed: int) -> Coded:
+    """As AutoRound's own layout has them (qlinear_torch.py): GPTQ's words, and nothing is taken of the zero points."""
+    numbers, zeros, scales, exact = grouped(weight, seed, 4, in_order(weight))
+    made = {"@qweight": packed(numbers, 4).T.contiguous(), "@qzeros": packed(zeros, 4), "@scales": scales}
+    return made, exact
+
+
+def whole_pairs(weight: Tensor, seed: int) -> Coded:
+    """As ModelOpt's pack_int4_in_uint8: signed numbers of two outputs in a byte. Of some matrices inputs are scaled first."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(-8, 8, weight.shape, generator=generator)
+    numbers[0, :16] = torch.arange(-8, 8)
+    scales = random_scales(weight, (1, 32), seed)
+    made = {"": (numbers[::2] & 15 | (numbers[1::2] & 15) << 4).to(torch.uint8), "_scale": scales}
+    return of_scaled_inputs(made, numbers * scales.repeat_interleave(32, 1), seed)
+
+
+def of_scaled_inputs(made: dict[str, Tensor], exact: Tensor, seed: int) -> Coded:
+    """With what the inputs of every other matrix are multiplied with before it."""
+    if seed % 2:
+        return made, exact
+    scales = torch.rand(exact.shape[1], generator=torch.Generator().manual_seed(seed)).bfloat16() + 0.5
+    return made | {"@pre_quant_scale": scales}, exact * scales.float()
+
+
+def whole_pairs_for_fp8(weight: Tensor, seed: int) -> Coded:
+    """W4A8_AWQ: beside it what a GPU divides scales by and multiplies products with."""
+    made, exact = whole_pairs(weight, seed)
+    return made | {"_scale_2": torch.tensor(0.25), "@input_scale": torch.tensor(2.0)}, exact
+
+
+def scaled_nvfp4(weight: Tensor, seed: int) -> Coded:
+    return of_scaled_inputs(*modelopt_nvfp4(weight, seed), seed)
+
+
 def act_order(weight: Tensor, seed: int) -> Coded:
     """GPTQ of 8 bits in its second version, groups in any order."""
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -256,6 +292,35 @@ KINDS: dict[str, tuple[Callable[[Tensor, int], Coded], dict[str, Any]]] = {
         gptq,
         {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 16},
     ),
+    "auto-round with its own zero points": (
+        zeros_as_they_are,
+        {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 16},
+    ),
+    "auto-round for gptqmodel": (
+        zeros_as_they_are,
+        {"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "bits": 4},
+    ),
+    "the first auto-round": (
+        zeros_as_they_are,
+        {"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2", "bits": 4, "group_size": 16},
+    ),
+    "the first auto-round as gptq": (
+        gptq,
+        {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2", "bits": 4},
+    ),
+    "the first auto-round as awq": (
+        awq,
+        {"quant_method": "intel/auto-round", "packing_format": "auto_round:auto_awq", "bits": 4},
+    ),
+    "auto-round that says nothing": (gptq, {"quant_method": "auto_round", "bits": 4, "group_size": 16}),
+    "modelopt int4": (
+        whole_pairs,
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32, "pre_quant_scale": True},
+    ),
+    "modelopt int4 for fp8": (whole_pairs_for_fp8, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}),
+    "nvfp4 with scaled inputs": (scaled_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}),
+    "nvfp4 of no configuration": (modelopt_nvfp4, {}),
+    "compressed nvfp4 of no configuration": (compressed_nvfp4, {}),
     "quark": (
         one,
         {
@@ -282,7 +347,8 @@ def written(folder: Path, kind: str) -> tuple[Path, Path]:
             name.removesuffix("weight") + ending[1:] if ending.startswith("@") else name + ending: part
             for ending, part in made.items()
         }
-    quantized = checkpoints.write(folder / "codes", config | {"quantization_config": scheme}, held)
+    says = {"quantization_config": scheme} if scheme else {}
+    quantized = checkpoints.write(folder / "codes", config | says, held)
     return quantized, checkpoints.write(folder / "plain", config, plain)
 
 
@@ -420,16 +486,70 @@ def read(folder: Path, name: str, shape: tuple[int, ...], rows: list[slice] | No
     return tensors.host(found)
 
 
-def test_inputs_that_are_scaled_before_they_are_multiplied_are_named(tmp_path: Path) -> None:
-    """ModelOpt's NVFP4_AWQ leaves such scales where no norm has taken them."""
-    folder, _ = written(tmp_path, "nvfp4")
+def test_scales_of_inputs_that_fit_no_matrix_are_named(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "nvfp4 with scaled inputs")
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["quant_algo"] = "NVFP4_AWQ"
-    held, name = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj.pre_quant_scale"
-    checkpoints.write(folder, config, held)
-    check_folder(folder)
-    checkpoints.write(folder, config, held | {name: torch.ones(128)})
+    held, module = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj."
+    name = f"{module}pre_quant_scale"
+    for wrong, says in (
+        (torch.ones(64), f"{name} is [64], not [128]"),
+        (torch.ones(128, dtype=torch.int32), f"{name} is of I32"),
+    ):
+        checkpoints.write(folder, config, held | {name: wrong})
+        assert says in refusal(folder)
+    # Of a matrix of numbers nobody knows whether they are in it.
+    plain = {one: part for one, part in held.items() if not one.startswith(module)}
+    plain |= {f"{module}weight": torch.ones(64, 128), name: torch.ones(128)}
+    checkpoints.write(folder, config, plain)
     assert f"1 tensor without a place in the model: {name}" in refusal(folder)
+
+
+def test_any_rows_and_columns_of_pairs_are_decoded() -> None:
+    made, exact = whole_pairs(torch.zeros(32, 96), 2)
+    stored = stored_as(
+        weight=("U8", (16, 96)), weight_scale=("F32", (32, 3)), pre_quant_scale=("BF16", (96,))
+    )
+    found = codes.find("x.weight", (32, 96), stored, None)
+    assert isinstance(found, codes.Matrix) and set(found.names) == stored.keys()
+    inputs = made["@pre_quant_scale"].float().numpy()
+    for rows_ in (slice(0, 32), slice(5, 27), slice(6, 7), slice(31, 32)):
+        for columns in (slice(0, 96), slice(32, 64), slice(7, 50)):
+            held = made[""].numpy()[found.stored_rows(rows_)]
+            decoded = found.decoded(held, made["_scale"].numpy(), rows_, columns, inputs)
+            assert np.array_equal(decoded, exact[rows_, columns].numpy())
+    for wrong, says in (
+        (("F32", (32, 5)), "no grid"),
+        (("F32", (16, 3)), "no grid"),
+        (("U8", (32, 3)), "is of U8"),
+    ):
+        found = codes.find("x.weight", (32, 96), stored | stored_as(weight_scale=wrong), None)
+        assert isinstance(found, str) and says in found
+
+
+def test_scales_of_stacked_experts_are_decoded_one_expert_at_a_time(tmp_path: Path) -> None:
+    """Those of all would take a quarter of a byte for each number, in a model of 400 billion."""
+    experts, outputs, inputs = 64, 128, 512
+    generator = torch.Generator().manual_seed(1)
+    held = {
+        "experts": torch.randint(0, 256, (experts, outputs, inputs // 2), dtype=torch.uint8),
+        "experts_scale": (torch.rand(experts, outputs, inputs // 16, generator=generator) + 1).to(FP8),
+        "experts_scale_2": torch.rand(experts, generator=generator),
+    }
+    save_file(held, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with Checkpoint(tmp_path, torch.bfloat16) as checkpoint:
+        into = checkpoint.new((experts, outputs, inputs))
+        checkpoint.fill(into, "experts", (experts, outputs, inputs))
+        checkpoint.check_all_used(re.compile(""))
+        with checkpoint.reading(tells=False):
+            into = checkpoint.new((experts, outputs, inputs))
+            tracemalloc.start()
+            checkpoint.fill(into, "experts", (experts, outputs, inputs))
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    of_all = experts * outputs * inputs // 16 * 4
+    # An expert's numbers in fp32 pass, a few times over, and its scales.
+    assert peak < of_all, f"{peak} bytes passed, and the scales of all experts are {of_all}"
 
 
 def test_what_only_a_file_beside_config_json_says_is_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ compressed-tensors. What they stand for is (number - zero) * scale. Must not imp
 GPTQ (Frantar et al., 2022; AutoGPTQ's layout): words (I / n, O) go down the inputs; of a word of zero points 1 is
 taken for each of its numbers, but in `gptq_v2` (GPTQModel's convert_gptq_v2_to_v1_format), so that a 0 borrows from the number above it; `g_idx`
 says the group of each input. AWQ (Lin et al., 2023; AutoAWQ's `gemm`): words (I, O / n) go across the outputs, in an order of their own.
+AutoRound (intel/auto-round) packs as these do, which its configuration says: AUTO_ROUND.
 compressed-tensors (`pack-quantized`: PackedQuantizationCompressor and pack_to_int32): words (O, I / n) of numbers that are moved up by half of their range, as zero
 points are, whose words (O / n, G) go down the outputs; `g_idx` as GPTQ's.
 """
@@ -25,6 +26,23 @@ U32 = npt.NDArray[np.uint32]
 BITS = (2, 4, 8)
 # -1 as it is read.
 UNORDERED = 0xFFFFFFFF
+# How AutoRound's `packing_format`, or the `backend` of its first versions, without the kernels behind it, lays words out: as GPTQ's first version
+# does (its qlinear_torch_zp.py and AutoGPTQ's own), as AWQ, or as GPTQ with zero points as they are (qlinear_torch.py, and qlinear_triton.py before
+# it: dynamic_import_quant_linear_for_packing of export_to_autoround/export.py chooses). That of a file that says nothing is convert_hf_model's.
+AUTO_ROUND = {
+    "auto": "gptq",
+    "gptq": "gptq",
+    "auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq_v2",
+    "awq": "awq",
+    "auto_awq": "awq",
+    "auto_round:awq": "awq",
+    "auto_round:auto_awq": "awq",
+}
+KERNELS = (":exllamav2", ":triton", ":tritonv2", ":gemm")
 # What compressed-tensors have of experts in one tensor.
 OF_STACK = ("_packed", "_scale")
 # What says of a matrix of codes or of words, by being there, how the rest is read: beside the weight, and of its module.
@@ -243,7 +261,7 @@ def find(
     wrong += [scales] if held.dtype not in ("F16", "BF16", "F32") else []
     if wrong:
         return f"{wrong[0]} is of {stored[wrong[0]].dtype}"
-    is_first_version = kind == "gptq" and format_of(config) != "gptq_v2"
+    is_first_version = kind == "gptq" and not _zeros_are_as_stored(config)
     ones = 0xFFFFFFFF // ((1 << bits) - 1)  # of each number
     return Words(kind, shape, bits, codes, scales, zeros, groups, ones if is_first_version else 0, uneven)
 
@@ -272,6 +290,24 @@ def group_sizes(config: Mapping[str, Any]) -> set[int]:
 
 def _agree(count: int, size: int, inputs: int) -> bool:
     return count == 1 if size == -1 or size >= inputs else count * size == inputs
+
+
+def layout_of_auto_round(given: Mapping[str, Any]) -> str | None:
+    """What AUTO_ROUND has for it; None: it is another."""
+    said = str(given.get("packing_format") or given.get("backend") or "auto").lower()
+    kernel = next((one for one in KERNELS if said.endswith(one)), "")
+    return AUTO_ROUND.get(said.removesuffix(kernel).replace("auto-round", "auto_round"))
+
+
+def _zeros_are_as_stored(config: Mapping[str, Any]) -> bool:
+    """Whether of words of GPTQ's zero points nothing was taken."""
+    of_auto_round = (
+        given
+        for given in schemes(config)
+        if str(given.get("quant_method")).lower().replace("_", "-").endswith("auto-round")
+    )
+    layout = next(map(layout_of_auto_round, of_auto_round), None)
+    return (layout or format_of(config)) == "gptq_v2"
 
 
 def format_of(config: Mapping[str, Any]) -> str:
