@@ -318,6 +318,27 @@ def test_experts_that_a_class_stacks_may_be_in_tensors_of_their_own(family: str,
     torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("inner", ["experts.experts", "experts"])
+def test_experts_of_aria_may_be_in_tensors_of_their_own(inner: str, tmp_path: Path) -> None:
+    """As Aria-sequential_mlp."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES["Aria"])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name in [one for one in tensors if ".mlp.experts.fc" in one]:
+        at, _, which = name.partition("experts.")
+        stacked = tensors.pop(name).transpose(1, 2)  # it is (X, in, out)
+        for expert, weight in enumerate(stacked):
+            kinds = ("gate_proj", "up_proj") if which == "fc1.weight" else ("down_proj",)
+            for kind, part in zip(kinds, weight.chunk(len(kinds)), strict=True):
+                tensors[f"{at}{inner}.{expert}.{kind}.weight"] = part.contiguous()
+    assert any(f".mlp.{inner}.1.up_proj." in name for name in tensors)
+    save_file(tensors, file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+
+
 def test_minicpm_is_granite_under_other_names(tmp_path: Path) -> None:
     """transformers has no class of it."""
     granite = FAMILIES["Granite 3"] | {"attention_multiplier": 0.25, "residual_multiplier": 0.75}

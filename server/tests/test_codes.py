@@ -4,6 +4,7 @@ in parts of ranks.
 
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,41 @@ def gptq(weight: Tensor, seed: int) -> Coded:
     return made | {"@g_idx": in_order(weight).int()}, exact
 
 
+def zeros_as_they_are(weight: Tensor, seed: int) -> Coded:
+    """As AutoRound's own layout has them (qlinear_torch.py): GPTQ's words, and nothing is taken of the zero points."""
+    numbers, zeros, scales, exact = grouped(weight, seed, 4, in_order(weight))
+    made = {"@qweight": packed(numbers, 4).T.contiguous(), "@qzeros": packed(zeros, 4), "@scales": scales}
+    return made, exact
+
+
+def whole_pairs(weight: Tensor, seed: int) -> Coded:
+    """As ModelOpt's pack_int4_in_uint8: signed numbers of two outputs in a byte. Of some matrices inputs are scaled first."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(-8, 8, weight.shape, generator=generator)
+    numbers[0, :16] = torch.arange(-8, 8)
+    scales = random_scales(weight, (1, 32), seed)
+    made = {"": (numbers[::2] & 15 | (numbers[1::2] & 15) << 4).to(torch.uint8), "_scale": scales}
+    return of_scaled_inputs(made, numbers * scales.repeat_interleave(32, 1), seed)
+
+
+def of_scaled_inputs(made: dict[str, Tensor], exact: Tensor, seed: int) -> Coded:
+    """With what the inputs of every other matrix are multiplied with before it."""
+    if seed % 2:
+        return made, exact
+    scales = torch.rand(exact.shape[1], generator=torch.Generator().manual_seed(seed)).bfloat16() + 0.5
+    return made | {"@pre_quant_scale": scales}, exact * scales.float()
+
+
+def whole_pairs_for_fp8(weight: Tensor, seed: int) -> Coded:
+    """W4A8_AWQ: beside it what a GPU divides scales by and multiplies products with."""
+    made, exact = whole_pairs(weight, seed)
+    return made | {"_scale_2": torch.tensor(0.25), "@input_scale": torch.tensor(2.0)}, exact
+
+
+def scaled_nvfp4(weight: Tensor, seed: int) -> Coded:
+    return of_scaled_inputs(*modelopt_nvfp4(weight, seed), seed)
+
+
 def act_order(weight: Tensor, seed: int) -> Coded:
     """GPTQ of 8 bits in its second version, groups in any order."""
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -256,6 +292,35 @@ KINDS: dict[str, tuple[Callable[[Tensor, int], Coded], dict[str, Any]]] = {
         gptq,
         {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 16},
     ),
+    "auto-round with its own zero points": (
+        zeros_as_they_are,
+        {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 16},
+    ),
+    "auto-round for gptqmodel": (
+        zeros_as_they_are,
+        {"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel", "bits": 4},
+    ),
+    "the first auto-round": (
+        zeros_as_they_are,
+        {"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2", "bits": 4, "group_size": 16},
+    ),
+    "the first auto-round as gptq": (
+        gptq,
+        {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2", "bits": 4},
+    ),
+    "the first auto-round as awq": (
+        awq,
+        {"quant_method": "intel/auto-round", "packing_format": "auto_round:auto_awq", "bits": 4},
+    ),
+    "auto-round that says nothing": (gptq, {"quant_method": "auto_round", "bits": 4, "group_size": 16}),
+    "modelopt int4": (
+        whole_pairs,
+        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32, "pre_quant_scale": True},
+    ),
+    "modelopt int4 for fp8": (whole_pairs_for_fp8, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}),
+    "nvfp4 with scaled inputs": (scaled_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}),
+    "nvfp4 of no configuration": (modelopt_nvfp4, {}),
+    "compressed nvfp4 of no configuration": (compressed_nvfp4, {}),
     "quark": (
         one,
         {
@@ -282,7 +347,8 @@ def written(folder: Path, kind: str) -> tuple[Path, Path]:
             name.removesuffix("weight") + ending[1:] if ending.startswith("@") else name + ending: part
             for ending, part in made.items()
         }
-    quantized = checkpoints.write(folder / "codes", config | {"quantization_config": scheme}, held)
+    says = {"quantization_config": scheme} if scheme else {}
+    quantized = checkpoints.write(folder / "codes", config | says, held)
     return quantized, checkpoints.write(folder / "plain", config, plain)
 
 
@@ -394,16 +460,96 @@ def test_experts_of_gpt_oss_as_modelopt_leaves_them_in_nvfp4(tmp_path: Path) -> 
         assert all(map(torch.equal, loaded[0].weights(), loaded[1].weights()))
 
 
-def test_inputs_that_are_scaled_before_they_are_multiplied_are_named(tmp_path: Path) -> None:
-    """ModelOpt's NVFP4_AWQ leaves such scales where no norm has taken them."""
-    folder, _ = written(tmp_path, "nvfp4")
+def test_experts_of_mxfp4_as_their_class_has_them(tmp_path: Path) -> None:
+    """(X, in / 2, out) with powers of two (X, in / 32, out)."""
+    weight = torch.zeros(2 * 48, 64)
+    codes, numbers = fp4(weight, 3)
+    exponents = torch.randint(
+        120, 130, (96, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+    )
+    exact = numbers * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
+    turned = [one.view(2, 48, -1).transpose(1, 2).contiguous() for one in (codes, exponents, exact)]
+    save_file({"experts": turned[0], "experts_weight_scale": turned[1]}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    for mine in (None, [slice(1, 2)]):
+        found = read(tmp_path, "experts", (2, 64, 48), mine)
+        assert np.array_equal(found, turned[2][slice(None) if mine is None else mine[0]].numpy())
+
+
+def read(folder: Path, name: str, shape: tuple[int, ...], rows: list[slice] | None = None) -> np.ndarray:
+    """The one matrix of a checkpoint, in fp32."""
+    with Checkpoint(folder, torch.float32) as checkpoint:
+        checkpoint.tensor(name, shape, rows)
+        checkpoint.check_all_used(re.compile(""))
+        with checkpoint.reading(tells=False):
+            found = checkpoint.tensor(name, shape, rows)
+    return tensors.host(found)
+
+
+def test_scales_of_inputs_that_fit_no_matrix_are_named(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path, "nvfp4 with scaled inputs")
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["quant_algo"] = "NVFP4_AWQ"
-    held, name = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj.pre_quant_scale"
-    checkpoints.write(folder, config, held)
-    check_folder(folder)
-    checkpoints.write(folder, config, held | {name: torch.ones(128)})
+    held, module = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj."
+    name = f"{module}pre_quant_scale"
+    for wrong, says in (
+        (torch.ones(64), f"{name} is [64], not [128]"),
+        (torch.ones(128, dtype=torch.int32), f"{name} is of I32"),
+    ):
+        checkpoints.write(folder, config, held | {name: wrong})
+        assert says in refusal(folder)
+    # Of a matrix of numbers nobody knows whether they are in it.
+    plain = {one: part for one, part in held.items() if not one.startswith(module)}
+    plain |= {f"{module}weight": torch.ones(64, 128), name: torch.ones(128)}
+    checkpoints.write(folder, config, plain)
     assert f"1 tensor without a place in the model: {name}" in refusal(folder)
+
+
+def test_any_rows_and_columns_of_pairs_are_decoded() -> None:
+    made, exact = whole_pairs(torch.zeros(32, 96), 2)
+    stored = stored_as(
+        weight=("U8", (16, 96)), weight_scale=("F32", (32, 3)), pre_quant_scale=("BF16", (96,))
+    )
+    found = codes.find("x.weight", (32, 96), stored, None)
+    assert isinstance(found, codes.Matrix) and set(found.names) == stored.keys()
+    inputs = made["@pre_quant_scale"].float().numpy()
+    for rows_ in (slice(0, 32), slice(5, 27), slice(6, 7), slice(31, 32)):
+        for columns in (slice(0, 96), slice(32, 64), slice(7, 50)):
+            held = made[""].numpy()[found.stored_rows(rows_)]
+            decoded = found.decoded(held, made["_scale"].numpy(), rows_, columns, inputs)
+            assert np.array_equal(decoded, exact[rows_, columns].numpy())
+    for wrong, says in (
+        (("F32", (32, 5)), "no grid"),
+        (("F32", (16, 3)), "no grid"),
+        (("U8", (32, 3)), "is of U8"),
+    ):
+        found = codes.find("x.weight", (32, 96), stored | stored_as(weight_scale=wrong), None)
+        assert isinstance(found, str) and says in found
+
+
+def test_scales_of_stacked_experts_are_decoded_one_expert_at_a_time(tmp_path: Path) -> None:
+    """Those of all would take a quarter of a byte for each number, in a model of 400 billion."""
+    experts, outputs, inputs = 64, 128, 512
+    generator = torch.Generator().manual_seed(1)
+    held = {
+        "experts": torch.randint(0, 256, (experts, outputs, inputs // 2), dtype=torch.uint8),
+        "experts_scale": (torch.rand(experts, outputs, inputs // 16, generator=generator) + 1).to(FP8),
+        "experts_scale_2": torch.rand(experts, generator=generator),
+    }
+    save_file(held, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with Checkpoint(tmp_path, torch.bfloat16) as checkpoint:
+        into = checkpoint.new((experts, outputs, inputs))
+        checkpoint.fill(into, "experts", (experts, outputs, inputs))
+        checkpoint.check_all_used(re.compile(""))
+        with checkpoint.reading(tells=False):
+            into = checkpoint.new((experts, outputs, inputs))
+            tracemalloc.start()
+            checkpoint.fill(into, "experts", (experts, outputs, inputs))
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    of_all = experts * outputs * inputs // 16 * 4
+    # An expert's numbers in fp32 pass, a few times over, and its scales.
+    assert peak < of_all, f"{peak} bytes passed, and the scales of all experts are {of_all}"
 
 
 def test_what_only_a_file_beside_config_json_says_is_read(tmp_path: Path) -> None:
@@ -454,13 +600,8 @@ def test_experts_in_one_tensor_of_words(
     save_file(held, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     mine = ranges([group.share(4)])
-    with Checkpoint(tmp_path, torch.float32) as checkpoint:
-        checkpoint.tensor("experts", (4, 48, 64), mine)
-        checkpoint.check_all_used(re.compile(""))
-        with checkpoint.reading(tells=False):
-            found = checkpoint.tensor("experts", (4, 48, 64), mine)
     exact = torch.stack([numbers for _, numbers in made])[mine[0]]
-    assert np.array_equal(tensors.host(found), exact.numpy())
+    assert np.array_equal(read(tmp_path, "experts", (4, 48, 64), mine), exact.numpy())
 
 
 def test_bytes_of_half_a_width_are_fp4_with_its_scales_alone() -> None:
@@ -509,6 +650,79 @@ def test_codes_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     assert f"1 tensor with NaN or infinite numbers: {name}" in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "scales"), [("whole numbers", "weight_scale"), ("awq", "scales"), ("gptq", "scales")]
+)
+def test_numbers_that_codes_stand_for_beyond_the_dtype_served_are_named(
+    kind: str, scales: str, tmp_path: Path
+) -> None:
+    folder, _ = written(tmp_path, kind)
+    path, at = folder / "model.safetensors", "model.layers.1.mlp.down_proj."
+    held = load_file(path)
+    held[at + scales] = held[at + scales].float()
+    for scale, says in (
+        (1e5, "1 tensor with numbers too large for the dtype served"),
+        (float("nan"), "NaN or infinite"),
+    ):
+        held[at + scales].view(-1)[5] = scale
+        save_file(held, path)
+        with pytest.raises(UnusableModel) as caught:
+            recipes.load(check_folder(folder), folder, torch.float16, CPU)
+        assert says in str(caught.value) and ("choose another --dtype" in str(caught.value)) == (scale == 1e5)
+
+
+SHARD = "model-00001-of-00001.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("compressed zeros", "weight_zero_point"),
+        ("compressed zeros in any order", "weight_g_idx"),
+        ("gptq", "qzeros"),
+        ("act order", "g_idx"),
+        ("awq", "qzeros"),
+        ("gptq", "scales"),
+        ("compressed", "weight_packed"),
+        ("compressed", "weight_scale"),
+        ("nvfp4", "weight_scale_2"),
+        ("blocks", "weight_scale_inv"),
+    ],
+)
+def test_a_part_of_a_matrix_that_index_and_file_disagree_about_is_missing(
+    kind: str, part: str, tmp_path: Path
+) -> None:
+    """Without its zero points a matrix would be read as a symmetric one."""
+    folder, _ = written(tmp_path, kind)
+    path, lost = folder / "model.safetensors", f"model.layers.1.mlp.down_proj.{part}"
+    index = folder / "model.safetensors.index.json"
+    held = load_file(path)
+    assert lost in held
+    path.unlink()
+    listed = dict.fromkeys(held, SHARD)
+    save_file(held, folder / SHARD)
+    index.write_text(json.dumps({"weight_map": listed}))
+    recipes.load(check_folder(folder), folder, torch.bfloat16, CPU)
+    index.write_text(json.dumps({"weight_map": {name: SHARD for name in held if name != lost}}))
+    assert f"{lost} ({SHARD} has it, and the index does not list it)" in refusal(folder)
+    del held[lost]
+    save_file(held, folder / SHARD)
+    index.write_text(json.dumps({"weight_map": listed}))
+    assert f"{lost} (the index lists it in {SHARD}, and no file has it)" in refusal(folder)
+
+
+def test_what_would_change_whole_numbers_of_8_bits_is_missing(tmp_path: Path) -> None:
+    """Their zero points are not read, and refused where the index has them."""
+    folder, _ = written(tmp_path, "whole numbers")
+    name = "model.layers.1.mlp.down_proj.weight_zero_point"
+    path, held = folder / "model.safetensors", load_file(folder / "model.safetensors")
+    save_file(held | {name: torch.ones(64, 1, dtype=torch.int8)}, folder / SHARD)
+    path.unlink()
+    listed = {"weight_map": dict.fromkeys(held, SHARD)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listed))
+    assert f"lacks 1 tensor: {name} ({SHARD} has it" in refusal(folder)
+
+
 @pytest.mark.parametrize("kind", ["gptq", "whole numbers"])
 def test_pickled_codes_are_read_as_well(kind: str, tmp_path: Path) -> None:
     folder, plain = written(tmp_path, kind)
@@ -547,6 +761,46 @@ def test_words_that_fit_no_weight_are_named(tmp_path: Path) -> None:
     assert refusal(folder) == f"{at}g_idx names group 4, and {at}scales has 4"
 
 
+def ordered(folder: Path, outputs: int, group_I: Tensor, groups: int, given: dict[str, Any]) -> Tensor:
+    """A matrix of compressed-tensors with a `g_idx`; what it stands for where that says no order."""
+    inputs = len(group_I)
+    of_I = torch.arange(inputs) // -(-inputs // groups)
+    numbers, _, scales, _ = grouped(torch.zeros(outputs, inputs), 1, 4, of_I)
+    held = {"x.weight_packed": packed(numbers, 4), "x.weight_scale": scales.T.contiguous()}
+    save_file(held | {"x.weight_g_idx": group_I.int()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": given}))
+    return (numbers - 8).float() * scales.T.float()[:, of_I if (group_I < 0).any() else group_I % groups]
+
+
+def test_groups_of_compressed_tensors_are_counted_by_inputs(tmp_path: Path) -> None:
+    """Of which a gate with one output has more than outputs."""
+    for outputs, inputs, groups in ((1, 128, 4), (32, 128, 4)):
+        exact = ordered(tmp_path, outputs, torch.arange(inputs) // 32, groups, {})
+        assert np.array_equal(read(tmp_path, "x.weight", (outputs, inputs)), exact.numpy())
+    ordered(tmp_path, 32, torch.full((128,), 4), 4, {})
+    with pytest.raises(UnusableModel, match=r"^x\.weight_g_idx names group 4, and x\.weight_scale has 4$"):
+        read(tmp_path, "x.weight", (32, 128))
+
+
+def test_an_order_of_minus_one_is_none(tmp_path: Path) -> None:
+    """What compressed-tensors' modules keep where nothing has ordered them."""
+    group_I = torch.full((128,), -1)
+    exact = ordered(tmp_path, 32, group_I, 4, {"group_size": 32})
+    assert np.array_equal(read(tmp_path, "x.weight", (32, 128)), exact.numpy())
+    for groups, given, says in (
+        (
+            4,
+            {"group_size": 64},
+            "x.weight_scale has 4 groups of 128 inputs, and config.json says group_size 64",
+        ),
+        (3, {}, "x.weight_scale is [32, 3], which is no grid of x.weight_packed"),
+    ):
+        ordered(tmp_path, 32, group_I, groups, given)
+        with pytest.raises(UnusableModel) as caught:
+            read(tmp_path, "x.weight", (32, 128))
+        assert str(caught.value) == f"x.weight_g_idx says no order, and {says}"
+
+
 def stored_as(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, Stored]:
     """By what follows the module's name."""
     return {f"x.{name}": Stored("file", dtype, shape, 0, 0) for name, (dtype, shape) in tensors.items()}
@@ -571,9 +825,31 @@ def test_blocks_are_of_the_size_that_config_json_says(key: str) -> None:
         assert isinstance(found, codes.Matrix) and found.block == (128, 128)
         unsaid = codes.find("x.weight", (rows, columns), stored, codes.block_of({}))
         if rows == 192:
-            assert isinstance(unsaid, codes.Matrix) and unsaid.block == (96, 128)
+            assert isinstance(unsaid, str) and unsaid.startswith(
+                "x.weight_scale is [2, 16], blocks of 96 x 128 or of 128 x 128 of which the last are cut short"
+            )
         else:
             assert unsaid == f"x.weight_scale is {list(grid)}, which is no grid of x.weight"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"quant_algo": "FP8_PB_WO"},
+        {"quantization": {"quant_algo": "FP8_PB_WO", "group_size": 128}},
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": {"quant_algo": "FP8_PB_WO"}}},
+    ],
+)
+def test_modelopts_blocks_are_of_128_and_cut_short_at_the_end(given: dict[str, Any]) -> None:
+    """ModelOpt crops weights back to their own rows and keeps the scales of the last blocks, such as of `kv_a_proj_with_mqa`
+    (examples/kimi/kimi_k3/quantize_to_nvfp4.py, _quantize_weight_fp8_pb).
+    """
+    block = codes.block_of({"quantization_config": {"quant_method": "modelopt", **given}})
+    for shape, grid in (((576, 7168), (5, 1, 56, 1)), ((960, 960), (8, 1, 8, 1))):
+        stored = stored_as(weight=("F8_E4M3", shape), weight_scale=("F32", grid))
+        found = codes.find("x.weight", shape, stored, block)
+        assert isinstance(found, codes.Matrix) and found.block == (128, 128)
+        assert isinstance(codes.find("x.weight", shape, stored, None), str), "a guess would be of 120"
 
 
 def test_groups_of_another_size_than_config_json_says_are_refused() -> None:
@@ -642,5 +918,34 @@ def test_zero_points_of_0_borrow_from_their_neighbours_in_the_first_version_of_g
         found = words.find("x.weight", (32, 32), stored, config)
         assert isinstance(found, words.Words)
         for rows in (slice(0, 32), slice(5, 27)):
-            decoded = found.decoded(parts | {"x.qzeros": qzeros}, rows)
-            assert (torch.from_numpy(decoded) == exact[rows]).all()
+            for columns in (slice(0, 32), slice(16, 32), slice(3, 21)):
+                decoded = found.decoded(parts | {"x.qzeros": qzeros}, rows, columns)
+                assert (torch.from_numpy(decoded) == exact[rows, columns]).all()
+
+
+@pytest.mark.parametrize(
+    "kind", ["gptq", "act order", "awq", "compressed zeros", "compressed zeros in any order"]
+)
+def test_of_columns_no_more_words_are_touched_than_hold_them(kind: str) -> None:
+    """A rank reads its part of a file; of columns that are cut from words and groups as well."""
+    made, exact = KINDS[kind][0](torch.zeros(48, 64), 3)
+    stored, parts = {}, {}
+    for ending, part in made.items():
+        name = f"x.{ending[1:]}" if ending.startswith("@") else f"x.weight{ending}"
+        dtype = {torch.int32: "I32", torch.float16: "F16", torch.int64: "I64"}[part.dtype]
+        stored[name] = Stored("file", dtype, tuple(part.shape), 0, 0)
+        parts[name] = part.view(torch.uint32).numpy() if dtype == "I32" else part.float().numpy()
+    config = {"quantization_config": KINDS[kind][1]}
+    found = words.find("x.weight", (48, 64), stored, config)
+    assert isinstance(found, words.Words)
+    inputs = 1 if found.holds_rows else 0
+    for columns in (slice(16, 48), slice(5, 11), slice(0, 64)):
+        decoded = found.decoded(parts, slice(8, 40), columns)
+        assert np.array_equal(decoded, exact[8:40, columns].numpy())
+        # What holds other inputs has no say.
+        others = dict(parts)
+        others[found.codes] = parts[found.codes].copy()
+        each = 1 if kind == "awq" else 32 // found.bits
+        side = np.moveaxis(others[found.codes], inputs, 0)
+        side[: columns.start // each] = side[-(-columns.stop // each) :] = 0
+        assert np.array_equal(found.decoded(others, slice(8, 40), columns), decoded)

@@ -207,6 +207,19 @@ def test_json_larger_than_any_model_has_is_not_read(folder: Path) -> None:
         rehearse(folder)
 
 
+@pytest.mark.parametrize("changed", range(len(tokenizer.CODE)))
+def test_a_tokenizer_is_made_anew_where_our_part_of_the_conversion_has_changed(
+    changed: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tokenizer.digest(folder)
+    assert tokenizer.digest(folder) == before
+    files = list(tokenizer.CODE)
+    files[changed] = tmp_path / "later.py"
+    files[changed].write_bytes(tokenizer.CODE[changed].read_bytes() + b"\n")
+    monkeypatch.setattr(tokenizer, "CODE", files)
+    assert tokenizer.digest(folder) != before
+
+
 def test_a_tokenizer_that_somebody_else_could_have_put_there_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,19 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import checkpoints
+from penstock.loading.checkpoint import Checkpoint
+from penstock.quantization.codes import Matrix
+from penstock.quantization.words import Words
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 
@@ -111,6 +117,81 @@ def test_memory_holds_one_layer_in_bf16_beside_quantized_weights(large: Path, qu
     assert weights < (140e6 if quantize == "int8" else 100e6)
     layer = 2 * (4 * 768 * 768 + 3 * 768 * 2048)
     assert peak < 1.1 * weights + layer + FIXED, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB"
+
+
+# Of 8 bits, of 4, and stacks of experts, one of them turned: how many matrices, what each stands for, and its parts.
+CODED: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
+    "codes": (8, (1024, 2048), {"weight": (np.int8, (1024, 2048)), "weight_scale": (np.float32, (1024, 1))}),
+    "words": (
+        8,
+        (2048, 2048),
+        {
+            "qweight": (np.int32, (256, 2048)),
+            "scales": (np.float16, (16, 2048)),
+            "qzeros": (np.int32, (16, 256)),
+        },
+    ),
+    "a stack of words": (
+        2,
+        (16, 512, 2048),
+        {"weight_packed": (np.int32, (16, 512, 256)), "weight_scale": (np.float16, (16, 512, 16))},
+    ),
+    "a turned stack of codes": (
+        2,
+        (16, 2048, 512),
+        {"weight": (np.uint8, (16, 1024, 512)), "weight_scale": (np.uint8, (16, 64, 512))},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CODED)
+def test_what_is_read_of_codes_and_words_is_let_go_of(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight matrices this process has at most some, and of two stacks neither as a whole, whichever piece is decoded."""
+    count, shape, parts = CODED[kind]
+    held = {
+        f"m{number}.{name}": np.ones(part_shape, dtype)
+        for number in range(count)
+        for name, (dtype, part_shape) in parts.items()
+    }
+    file = tmp_path / "model.safetensors"
+    save_file(held, file)
+    (tmp_path / "config.json").write_text("{}")
+    seen: list[int] = []
+
+    def watched(decoded: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
+            made = decoded(*arguments)
+            seen.append(resident(file))
+            return made
+
+        return measured
+
+    for one in (Matrix, Words):
+        monkeypatch.setattr(one, "decoded", watched(one.decoded))
+    with Checkpoint(tmp_path, torch.bfloat16) as checkpoint:
+        for number in range(count):
+            checkpoint.tensor(f"m{number}.weight", shape)
+        with checkpoint.reading(tells=False):
+            for number in range(count):
+                checkpoint.tensor(f"m{number}.weight", shape)
+            seen.append(resident(file))
+    assert len(seen) > 8 and max(seen) > 0
+    assert max(seen) < file.stat().st_size * 3 / 8, f"{seen} of {file.stat().st_size}"
+    assert seen[-1] < file.stat().st_size / 16
+
+
+def resident(file: Path) -> int:
+    """Bytes of a file that is mapped, of which this process has the pages."""
+    at, found = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, said = line.partition(" ")
+        if not name.endswith(":"):
+            at = line.endswith(str(file))
+        elif at and name == "Rss:":
+            found += int(said.split()[0]) * 1024
+    return found
 
 
 def test_progress_is_told_in_percent_and_gigabytes(large: Path) -> None:

@@ -20,9 +20,11 @@ from torch import Tensor
 import checkpoints
 from client import DEVICE, row
 from driver import Driver
+from penstock import quantization
 from penstock.engine import preparation
 from penstock.errors import UnusableModel
 from penstock.loading import packed_file
+from penstock.loading.checks import check_folder
 from penstock.loading.memory import Room
 from penstock.models import packed_cache, recipes
 from penstock.models.packed_cache import PackedCache
@@ -123,6 +125,24 @@ def test_a_second_start_computes_the_same_and_reads_no_checkpoint(
     assert str(natives[0].program) == str(natives[1].program)
     assert natives[0].parameters == natives[1].parameters > 0
     assert stat.S_IMODE(only_file(folder).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", quantization.BESIDE)
+def test_another_file_beside_config_json_is_another_model(name: str, model: Path, folder: Path) -> None:
+    """What it says of how weights are quantized changes how they are read."""
+
+    def key(content: dict[str, Any] | None) -> str:
+        (model / name).unlink(missing_ok=True)
+        if content is not None:
+            (model / name).write_text(json.dumps(content))
+        entry = PackedCache(folder, True).entry(model, check_folder(model), False, "", False, SETS[0])
+        assert entry is not None
+        return entry.key
+
+    of_gptq: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    says = [None, of_gptq, of_gptq | {"checkpoint_format": "gptq_v2"}, of_gptq | {"group_size": 64}]
+    assert len({key(one) for one in says}) == len(says)
+    assert key(of_gptq) == key(dict(reversed(of_gptq.items())))
 
 
 def test_large_weights_are_kept_quantized_unless_all_are_asked_for(

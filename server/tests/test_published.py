@@ -195,6 +195,12 @@ def test_a_group_is_what_config_json_says() -> None:
     assert of(quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}}) is None
     groups = {"group_0": {"weights": {**weights, "type": "int"}}, "group_1": {"weights": weights}}
     assert of(quant_method="compressed-tensors", config_groups=groups) is None, "NVFP4 would be rounded"
+    eight = {"weights": {"num_bits": 8, "group_size": 32}}
+    four = {"weights": {"num_bits": 4, "group_size": 64}}
+    for first, second in ((eight, four), (four, eight)):
+        mixed = {"group_0": first, "group_1": second}
+        assert of(quant_method="compressed-tensors", config_groups=mixed) == "groups_64"
+    assert of(quant_method="compressed-tensors", config_groups={"a": eight, "b": eight}) is None
     assert of(quant_method="auto-round", bits=4, group_size=128) == "groups_128"
     assert of(quant_method="mxfp4") == "fp4_32"
     assert quantization.published({"quantization_config": "gptq"}) is None

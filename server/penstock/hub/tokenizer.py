@@ -34,6 +34,9 @@ SOURCES = (
 # What else has a say in it.
 CONFIGURATION = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
+# And what of our own has.
+CODE = (Path(__file__), Path(tekken.__file__))
+
 # What classes in the code of repositories, which is not run, have as their default: fields of tokenizer_config.json.
 SAID_BY_CODE = {
     "InternLM2Tokenizer": {"add_bos_token": True},
@@ -118,6 +121,8 @@ def digest(folder: Path) -> str:
     from importlib.metadata import version
 
     seen = hashlib.sha256(f"{version('transformers')} {version('tokenizers')}".encode())
+    for file in CODE:
+        seen.update(hashlib.sha256(file.read_bytes()).digest())
     for name in [*(name for names in SOURCES for name in names), *CONFIGURATION]:
         file = folder / name
         if file.is_file():  # no FIFO, no device

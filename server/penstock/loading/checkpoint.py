@@ -85,6 +85,7 @@ class Checkpoint:
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
         self._config = quantization.with_what_is_beside(read_json(folder, CONFIG) or {}, folder)
+        self._block = codes.block_of(self._config)
         self._has_codes = False
         self._used: dict[str, int] = {}
         self._copies: dict[tuple[str, str], bool] = {}
@@ -215,7 +216,7 @@ class Checkpoint:
 
     def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | words.Words | str | None:
         found = words.find(name, shape, self._stored, self._config)
-        return found or codes.find(name, shape, self._stored, codes.block_of(self._config))
+        return found or codes.find(name, shape, self._stored, self._block)
 
     def check_all_used(self, ignored: re.Pattern[str]) -> None:
         """Raises UnusableModel when the checkpoint is not what was asked for, with all that is wrong.
@@ -262,14 +263,17 @@ class Checkpoint:
         if isinstance(matrix, codes.Matrix | words.Words) and wanted.is_floating_point:
             self._used |= dict.fromkeys(matrix.names, 0) | {matrix.codes: math.prod(shape)}
             self._has_codes = True
+            self._miss_lost(words.parts_that_say_how(name))
             return True
         self._used[name] = math.prod(shape)
         if isinstance(matrix, str):
             self._misshapen.append(matrix)
+            self._miss_lost(words.parts_of(name))
             return False
         stored = self._stored.get(name)
         if stored is None:
             self._missing.append(name)
+            self._miss_lost(words.parts_of(name))
             if len(self._missing) > len(self._stored) + MISSING:
                 raise UnusableModel(
                     f"{self._files.source} contradicts config.json: lacks more than {len(self._stored) + MISSING} "
@@ -279,9 +283,14 @@ class Checkpoint:
             self._misshapen.append(f"{name} is {list(stored.shape)}, not {list(shape)}")
         elif stored.dtype not in (FLOATS if wanted.is_floating_point else DTYPES):
             self._unusable.append(f"{name} ({stored.dtype})")
+            self._miss_lost(words.parts_of(name))
         else:
             return True
         return False
+
+    def _miss_lost(self, names: list[str]) -> None:
+        """Of what a matrix may be made of, remembers what the index and the files disagree about."""
+        self._missing += filter(self.contents.is_lost, names)
 
 
 class _Plan:

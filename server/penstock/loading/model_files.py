@@ -98,6 +98,10 @@ class Contents:
             f"the first is {tensor} in {file}"
         )
 
+    def is_lost(self, tensor: str) -> bool:
+        """Whether a tensor is in a file or in the index, and is not taken."""
+        return tensor not in self.stored and (tensor in self.left_out or tensor in self.files.promised)
+
     def said_of_missing(self, tensor: str) -> str:
         """A tensor that is not taken from any file, and how the index and the files differ over it."""
         promised, held = self.files.promised.get(tensor), self.left_out.get(tensor)

@@ -4,6 +4,7 @@ Used by `penstock.loading.checkpoint`, which knows what is wanted. What lies in 
 rest is copied out of the mapped file, which is then let go of, so that memory holds one copy.
 """
 
+import math
 import mmap
 import os
 import threading
@@ -138,57 +139,69 @@ class TensorReader:
         if matrix.is_turned:
             assert columns is None, "nobody divides the outputs of such experts"
             codes, made = codes.swapaxes(1, 2), made.transpose(1, 2)
-        codes = codes.reshape(*matrix.shape[:-1], matrix.row_bytes)
-        scales = np.broadcast_to(self._scales(matrix), (*matrix.shape[:-2], *matrix.grid[-2:]))
+        codes = codes.reshape(matrix.stored_shape)
+        scales_oi = self._scales(matrix, None) if codes.ndim == 2 else None
         at = 0
         for some in [slice(0, matrix.shape[0])] if rows is None else rows:
-            into = made[at : at + some.stop - some.start]
+            if scales_oi is not None:
+                into = made[at : at + some.stop - some.start]
+                self._decode(into, codes, some, scales_oi, matrix, columns)
+            else:
+                for place in range(some.start, some.stop):
+                    self._decode_stack(made[at + place - some.start], codes[place], place, matrix, columns)
             at += some.stop - some.start
-            if codes.ndim == 2:
-                self._decode(into, codes[some], some.start, scales, matrix, columns)
-                continue
-            flat = into if into.dim() == 3 else into.view(-1, *into.shape[-2:])
-            each = zip(
-                flat,
-                codes[some].reshape(-1, *codes.shape[-2:]),
-                scales[some].reshape(-1, *scales.shape[-2:]),
-                strict=True,
-            )
-            for one, codes_OB, scales_oi in each:
-                self._decode(one, codes_OB, 0, scales_oi, matrix, columns)
+        self._let_go_of(matrix.names)
+
+    def _decode_stack(
+        self, made: Tensor, codes: HostArray, place: int, matrix: Matrix, columns: list[slice] | None
+    ) -> None:
+        """One of the first dimension, of which no more scales than its own are decoded: those of all experts may take gigabytes."""
+        sides, grid = matrix.shape[-2:], matrix.grid[-2:]
+        scales = np.broadcast_to(self._scales(matrix, place), (*matrix.shape[1:-2], *grid)).reshape(-1, *grid)
+        matrices = [made] if made.dim() == 2 else made.view(-1, *sides)
+        for one, codes_OB, scales_oi in zip(
+            matrices, codes.reshape(-1, *codes.shape[-2:]), scales, strict=True
+        ):
+            self._decode(one, codes_OB, slice(0, sides[0]), scales_oi, matrix, columns)
 
     def _decode(
         self,
         made: Tensor,
-        codes_RB: HostArray,
-        first_row: int,
+        codes_OB: HostArray,
+        rows: slice,
         scales_oi: HostArray,
         matrix: Matrix,
         columns: list[slice] | None,
     ) -> None:
-        """Rows of one matrix, piece by piece."""
+        """These rows of one matrix, piece by piece."""
         side, name = 0, matrix.codes
+        inputs_I = None if matrix.inputs is None else host(self._source(matrix.inputs).float())
         for range_ in [slice(0, matrix.shape[-1])] if columns is None else columns:
             wide = range_.stop - range_.start
             count = max(PIECE // (4 * max(wide, 1)), 1)
 
-            def take(begin: int, side: int = side, range_: slice = range_, wide: int = wide) -> bool:
-                piece_RB = codes_RB[begin : begin + count]  # noqa: B023
-                numbers = matrix.decoded(piece_RB, scales_oi, first_row + begin, range_)
-                into = made[begin : begin + len(piece_RB), side : side + wide]
-                into.copy_(tensors.of_memory(numbers, tensors.float32))
+            def take(begin: int, side: int = side, range_: slice = range_, wide: int = wide) -> Tensor | None:
+                """What cannot be served, as it was before the conversion."""
+                piece = slice(begin, min(begin + count, rows.stop))  # noqa: B023
+                piece_RB = codes_OB[matrix.stored_rows(piece)]
+                decoded = matrix.decoded(piece_RB, scales_oi, piece, range_, inputs_I)
+                numbers = tensors.of_memory(decoded, tensors.float32)
+                into = made[begin - rows.start : piece.stop - rows.start, side : side + wide]
+                into.copy_(numbers)
                 if piece_RB.flags.c_contiguous:
                     self._let_go(self.stored[name].file, tensors.of_memory(piece_RB, tensors.uint8))
-                return tensors.are_finite(into)
+                return None if tensors.are_finite(into) else numbers
 
-            begins = range(0, len(codes_RB), count)
+            begins = range(rows.start, rows.stop, count)
             at_once = self._pool.map if len(begins) > 1 and self._pool is not None else map
-            for begin, finite in zip(begins, at_once(take, begins), strict=True):
-                if not finite:
-                    self._note(name, self.not_numbers)
-                rows = len(codes_RB[begin : begin + count])
-                self._go_on(rows * wide * matrix.row_bytes // matrix.shape[-1])
+            for begin, wrong in zip(begins, at_once(take, begins), strict=True):
+                if wrong is not None:
+                    self._note_not_finite(name, wrong)
+                done = min(count, rows.stop - begin)
+                self._go_on(done * wide * math.prod(matrix.stored_shape) // math.prod(matrix.shape))
             side += wide
+        if matrix.is_turned:  # of which no piece is in one piece of the file
+            self._let_go(self.stored[name].file, tensors.of_memory(codes_OB.T, tensors.uint8))
 
     def decode_words(
         self, made: Tensor, matrix: Words, rows: list[slice] | None, columns: list[slice] | None
@@ -207,10 +220,7 @@ class TensorReader:
             rows = None if rows is None else [slice(one.start * each, one.stop * each) for one in rows]
             parts = {name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()}
             made = made.view(-1, made.shape[-1])
-        if matrix.groups is not None:
-            groups, last = len(parts[matrix.scales]), int(parts[matrix.groups].max(initial=0))
-            if last >= groups:
-                raise UnusableModel(f"{matrix.groups} names group {last}, and {matrix.scales} has {groups}")
+        matrix = matrix.in_order_of(parts)
         count, wide = max(PIECE // (4 * matrix.shape[1]) // 32 * 32, 32), matrix.shape[1]
         pieces, at = [], 0
         for some in [slice(0, matrix.shape[0])] if rows is None else rows:
@@ -219,21 +229,28 @@ class TensorReader:
                 pieces.append((piece, at + begin - some.start))
             at += some.stop - some.start
 
-        def take(one: tuple[slice, int]) -> bool:
-            piece, at = one
-            numbers = tensors.of_memory(matrix.decoded(parts, piece), tensors.float32)
+        def take(one: tuple[slice, int]) -> list[Tensor]:
+            """What cannot be served, as it was before the conversion."""
+            (piece, at), wrong = one, []
             side, into = 0, made[at : at + piece.stop - piece.start]
             for range_ in [slice(0, wide)] if columns is None else columns:
                 across = range_.stop - range_.start
-                into[:, side : side + across].copy_(numbers[:, range_])
+                numbers = tensors.of_memory(matrix.decoded(parts, piece, range_), tensors.float32)
+                into[:, side : side + across].copy_(numbers)
+                if not tensors.are_finite(into[:, side : side + across]):
+                    wrong.append(numbers)
                 side += across
-            return tensors.are_finite(into)
+            if matrix.holds_rows:
+                words = parts[matrix.codes][piece].view(np.uint8)
+                self._let_go(self.stored[matrix.codes].file, tensors.of_memory(words, tensors.uint8))
+            return wrong
 
         at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
-        for _, finite in zip(pieces, at_once(take, pieces), strict=True):
-            if not finite:
-                self._note(matrix.codes, self.not_numbers)
+        for wrong in at_once(take, pieces):
+            for numbers in wrong:
+                self._note_not_finite(matrix.codes, numbers)
         self._go_on(made.numel() * matrix.bits // 8)
+        self._let_go_of(matrix.names)
 
     def _bytes(self, name: str) -> HostArray:
         """A tensor of codes, without its shape."""
@@ -242,18 +259,27 @@ class TensorReader:
         stored = self.stored[name]
         return self._map(stored.file)[stored.begin : stored.end]
 
-    def _scales(self, matrix: Matrix) -> HostArray:
-        """In fp32, as their grid."""
+    def _scales(self, matrix: Matrix, place: int | None) -> HostArray:
+        """In fp32, as their grid; of this one of the first dimension alone, without it, or of all."""
         stored = self.stored[matrix.scales]
+
+        def mine(parts: Any) -> Any:  # an array, or a tensor
+            return parts if place is None else parts[place if len(parts) > 1 else 0]
+
         if stored.dtype in EXPONENTS:
-            return powers(self._bytes(matrix.scales)).reshape(matrix.grid)
+            held_as = stored.shape if matrix.is_turned else matrix.grid
+            exponents = mine(self._bytes(matrix.scales).reshape(held_as))
+            return powers(exponents.swapaxes(-1, -2) if matrix.is_turned else exponents)
         if matrix.factor is None:
-            return host(self._source(matrix.scales).float()).reshape(matrix.grid)
-        scales = np.take(TABLES[stored.dtype], self._bytes(matrix.scales), mode="clip").reshape(stored.shape)
-        scales = scales.swapaxes(1, 2) if matrix.is_turned else scales
-        factor = host(self._source(matrix.factor).float()).reshape(-1, *[1] * (len(matrix.grid) - 1))
+            return host(mine(self._source(matrix.scales).view(matrix.grid)).float())
+        codes = mine(self._bytes(matrix.scales).reshape(stored.shape))
+        scales: HostArray = np.take(TABLES[stored.dtype], codes, mode="clip")
+        scales = scales.swapaxes(-1, -2) if matrix.is_turned else scales
+        factors = host(self._source(matrix.factor).float()).reshape(-1)
+        factor = factors[0] if place is None else mine(factors)
         combine = np.divide if matrix.divides else np.multiply
-        return combine(scales, factor, out=scales)
+        combine(scales, factor, out=scales)
+        return scales
 
     def _source(self, name: str) -> Tensor:
         """The whole tensor as it is stored; its pages are read when they are touched."""
@@ -337,6 +363,11 @@ class TensorReader:
         first, length = piece.data_ptr(), piece.stride(0) * len(piece) * piece.element_size()
         if lowest <= first and first + length <= highest:
             let_go(first, first + length)
+
+    def _let_go_of(self, names: tuple[str, ...]) -> None:
+        """The same of whole tensors."""
+        for name in names:
+            self._let_go(self.stored[name].file, tensors.of_memory(self._bytes(name), tensors.uint8))
 
     def _note_not_finite(self, name: str, source: Tensor) -> None:
         # Infinite after the conversion only?

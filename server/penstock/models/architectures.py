@@ -256,17 +256,53 @@ RECIPES = {
 
 
 # How the names of classes end that say something; before it most have their model_type, in another spelling.
-ENDINGS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "MTModel")
+ENDINGS = ("", "ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "MTModel")
+TEXT, WHOLE = ENDINGS[1:3]
+# The architecture of a model_type that the class's name does not have.
+OF_TYPES = {
+    "ernie4_5": "Ernie4_5ForCausalLM",  # Baidu's own spelling has the same recipe
+    "ernie4_5_moe_vl": "Ernie4_5_VLMoeForConditionalGeneration",
+    "glmga": "Glm46VForConditionalGeneration",
+    "gpt-sw3": "GPT2LMHeadModel",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "inkling_mm_model": "InklingForConditionalGeneration",
+    "internvl_chat": "InternVLChatModel",
+    "iquestcoder": "LlamaForCausalLM",
+    "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
+    "multi_modality": "MultiModalityCausalLM",
+    "nemotron_h_omni": "NemotronH_Omni_Reasoning_V3",
+    "pp_chart2table": "GotOcr2ForConditionalGeneration",
+    "shieldgemma2": "Gemma3ForConditionalGeneration",
+}
 
 
 def architectures(config: dict[str, object]) -> list[str]:
-    """The names that config.json gives; where it gives none, the one that goes with its model_type, if it is the only one."""
+    """The names that config.json gives; where it gives none, the one that goes with its model_type, if it is known."""
     names = config.get("architectures")
     if isinstance(names, list) and names:
         return [str(name) for name in names]
-    kind = _spelled(str(config.get("model_type")))
-    found = [name for name in RECIPES for end in ENDINGS if _spelled(name) == kind + end.lower()]
-    return found if len(found) == 1 else []
+    kind = config.get("model_type")
+    found = _of_type(kind) if isinstance(kind, str) else None
+    return [] if found is None else [found]
+
+
+def _of_type(kind: str) -> str | None:
+    """The architecture of a model_type; None: there is none, or there are several. Of a text and of the whole that it is a part of, which have
+    one name, the text has a type of its own (`gemma3_text`).
+    """
+    if kind in OF_TYPES:
+        return OF_TYPES[kind]
+    plain = _spelled(kind)
+    # Of one name in two spellings, which has one recipe, the last is the one that transformers has.
+    by_name = {_spelled(name): name for name in RECIPES}
+    found = [by_name[plain + end.lower()] for end in ENDINGS if plain + end.lower() in by_name]
+    if not found and plain.endswith("text"):
+        text, whole = (by_name.get(plain.removesuffix("text") + end.lower()) for end in (TEXT, WHOLE))
+        return text if whole is not None else None
+    if len(found) == 2 and found == [by_name.get(plain + end.lower()) for end in (TEXT, WHOLE)]:
+        return found[1]
+    return found[0] if len(found) == 1 else None
 
 
 def architecture_of(config: dict[str, object]) -> str | None:

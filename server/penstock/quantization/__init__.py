@@ -12,19 +12,24 @@ from typing import Any
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import CONFIG, read_json, whole_and_text
 from penstock.quantization.codes import groups_of
+from penstock.quantization.words import layout_of_auto_round
 
 # Configuration files beside config.json, each with the scheme that is meant where the file names none.
 BESIDE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
+    "quantization_config.json": "auto-round",
 }
 # Codes of 8 and 4 bits with scales (`codes`), and whole numbers in words (`words`).
-SERVED = ("fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
+SERVED = ("fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "nvfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
 # Of NVIDIA's ModelOpt, for the whole checkpoint or (`mixed_precision`) for some layers.
 MODELOPT = {
     f"modelopt {one}"
-    for one in ("fp8", "fp8_pb_wo", "fp8_per_channel_per_token", "mxfp8", "nvfp4", "nvfp4_awq", "w4a16_nvfp4")
+    for one in (
+        *("fp8", "fp8_pb_wo", "fp8_per_channel_per_token", "mxfp8"),
+        *("nvfp4", "nvfp4_awq", "w4a16_nvfp4", "w4a16_awq", "w4a8_awq"),
+    )
 }
 WORDS = ("compressed-tensors", "gptq", "awq", "auto-round")
 # Of compressed-tensors, for the whole checkpoint or (`mixed-precision`) for each group of matrices; `dense`: only the cache is quantized.
@@ -38,18 +43,9 @@ COMPRESSED = (
     "nvfp4-pack-quantized",
     "pack-quantized",
 )
-# Layouts of AutoRound that are GPTQ's first and AWQ's. Its plain `auto_round` has zero points of another kind.
-AUTO_ROUND = (
-    "auto_round:auto_gptq",
-    "auto_round:gptq",
-    "auto_gptq",
-    "auto_round:auto_awq",
-    "auto_round:awq",
-    "auto_awq",
-)
 # What says that activations are rotated before they are multiplied, which no tensor shows.
 ROTATIONS = ("spinquant_config", "rotation_config", "hadamard_config", "transform_config")
-READ = "fp8, MXFP8, MXFP4, NVFP4, int8, GPTQ and AWQ, also of compressed-tensors and ModelOpt, are read"
+READ = "fp8, MXFP8, MXFP4, NVFP4, int8, GPTQ and AWQ, also of compressed-tensors, ModelOpt and AutoRound, are read"
 
 # How weights of 4 bits are served where the CPU engine runs the model: as they are. And the value of --quantize that
 # has them, like all others, served as the numbers of bf16 that they stand for.
@@ -65,9 +61,9 @@ TRACES = (
     (re.compile("SCB|bitsandbytes__.*"), "bitsandbytes"),
     (re.compile("g_idx"), "gptq"),
     (re.compile("qweight"), "gptq or awq"),
+    (re.compile("weight_scale_2|weight_global_scale"), "nvfp4"),
     (re.compile("weight_packed"), "compressed-tensors"),
     (re.compile(".*_proj_blocks"), "mxfp4"),
-    (re.compile("weight_scale_2"), "nvfp4"),
     (re.compile("weight_scale_inv|weight_scale|input_scale|activation_scale"), "fp8"),
     (re.compile("weight_scales"), "eetq"),
 )
@@ -119,7 +115,8 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
     if scheme == "compressed-tensors":
         return all(format in COMPRESSED for format in _formats(given))
     if scheme == "auto-round":
-        return given.get("packing_format") in AUTO_ROUND and given.get("data_type", "int") == "int"
+        is_whole = given.get("data_type", "int") == "int" and not _rounds_activations(given)
+        return is_whole and layout_of_auto_round(given) is not None
     if scheme == "quark":
         return _is_served_quark(given)
     if scheme == "modelopt mixed_precision":
@@ -136,8 +133,9 @@ def _details(scheme: str, config: dict[str, Any]) -> Iterator[str]:
     yield from (key for key in ROTATIONS if given.get(key))
     if scheme == "compressed-tensors":
         yield from dict.fromkeys(str(one) for one in _formats(given) if one and one not in COMPRESSED)
-    if scheme == "auto-round" and given.get("packing_format"):
-        yield str(given["packing_format"])
+    if scheme == "auto-round":
+        yield from ("act_bits",) if _rounds_activations(given) else ()
+        yield from (str(given[key]) for key in ("packing_format", "backend") if given.get(key))
 
 
 def _formats(given: dict[str, Any]) -> list[Any]:
@@ -145,6 +143,12 @@ def _formats(given: dict[str, Any]) -> list[Any]:
     if given.get("format") != "mixed-precision":
         return [given.get("format")]
     return [one.get("format") for one in groups_of(given)] or ["mixed-precision"]
+
+
+def _rounds_activations(given: dict[str, Any]) -> bool:
+    """Of AutoRound, whose weights are laid out in another way then (pack_qact_layer)."""
+    bits = given.get("act_bits")
+    return isinstance(bits, int) and bits < 16
 
 
 def _is_served_quark(given: dict[str, Any]) -> bool:
@@ -217,7 +221,8 @@ def _is_mlx(given: dict[str, Any]) -> bool:
 def _group_size(given: dict[str, Any]) -> int | None:
     """How many inputs beside each other have a scale, of whole numbers of 4 bits."""
     groups = [one["weights"] for one in groups_of(given) if isinstance(one.get("weights"), dict)]
-    held = groups[0] if groups else given
+    # Of several groups of matrices, those of 4 bits: the others are of 8 bits beside them.
+    held = next((one for one in groups if one.get("num_bits") == 4), groups[0] if groups else given)
     if held.get("num_bits", given.get("bits", held.get("w_bit"))) != 4:
         return None
     if any(
@@ -252,7 +257,7 @@ def _method(given: Any, usual: str | None) -> str | None:
     kind = given.get("quant_type")
     method = given.get("quant_method") or ("torchao" if isinstance(kind, dict) else kind)
     if method:
-        method = str(method).lower().replace("_", "-")[:40]
+        method = str(method).lower().replace("_", "-").removeprefix("intel/")[:40]
         version = str(given.get("version", "")).lower()
         return f"awq {version[:40]}" if method == "awq" and version.startswith("gemv") else method
     loaded = [given[key] for key in ("load_in_8bit", "load_in_4bit") if key in given]

@@ -10,11 +10,16 @@ NVFP4 is fp4 with a scale of e4m3 for each 16 numbers and one of fp32 for all of
 the scales with it, compressed-tensors (`weight_global_scale`; NVFP4PackedCompressor.decompress and _dequantize) divides them by it. The first
 number of a byte is in its lower half, and scales lie as the numbers do: engines arrange them for a GPU once they have read them. Experts that
 a class has as (X, in, out), ModelOpt leaves so, two inputs in a byte (maybe_transpose_expert_weight_dimensions).
+
+Signed whole numbers of 4 bits are ModelOpt's W4A16_AWQ and W4A8_AWQ (pack_int4_in_uint8 of its export/quant_utils.py): bytes (out / 2, in) with
+two outputs each, the first in the lower half, and a scale for each group of inputs. `weight_scale_2` of W4A8_AWQ changes no number: scales are
+divided by it and products multiplied with it, so that what is between them is in the range of fp8 (TensorRT-LLM's W4A8_AWQ_LinearMethod). What
+inputs are multiplied with before a matrix is, `pre_quant_scale` where no norm has taken it, its columns are multiplied with here.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +40,12 @@ BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 # Of what the scales of NVFP4 are multiplied with, and of what they are divided by.
 FACTORS = ("_scale_2", "_weight_scale_2")
 DIVISORS = ("_global_scale",)
+# ModelOpt's FP8_PB_WO is of these blocks, of which it says no size (FP8QTensor.quantize; vLLM's ModelOptFp8PbWoLinearMethod). The last ones
+# are cut short in the weight, and have a scale like any other: 576 rows have 5.
+BLOCKS_OF_128 = (128, 128)
+# What inputs are multiplied with, below the module.
+OF_INPUTS = ".pre_quant_scale"
+PLAIN = ("F32", "F16", "BF16")
 # Parts of one table (Qwen 4's n-grams), with one scale.
 PART = re.compile(r"\.shard_\d+\.weight$")
 
@@ -59,6 +70,8 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 FP4 = np.concatenate((FP4, -FP4))
 # The two numbers of each byte, the lower half first, as one of 8 bytes.
 FP4_PAIRS = np.stack((FP4[np.arange(256) & 15], FP4[np.arange(256) >> 4]), 1).view(np.uint64).ravel()
+# The signed numbers of each byte: the lower half, and the upper one.
+INT4 = np.stack([(np.arange(256) >> shift & 15 ^ 8) - 8 for shift in (0, 4)]).astype(np.float32)
 TABLES: dict[str, F32] = {
     "F8_E4M3": _fp8(4, 3),
     "F8_E5M2": _fp8(5, 2),
@@ -92,27 +105,54 @@ class Matrix:
     """They are divided by it."""
     is_turned: bool = False
     """Stored as (X, I, O), scales as well."""
+    are_pairs: bool = False
+    """Two rows of signed whole numbers of 4 bits in each row of bytes."""
+    inputs: str | None = None
+    """What its columns are multiplied with."""
+    passed_over: str | None = None
+    """A tensor of it that changes no number."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of all tensors."""
-        return tuple(name for name in (self.codes, self.scales, self.factor) if name is not None)
+        every = (self.codes, self.scales, self.factor, self.inputs, self.passed_over)
+        return tuple(name for name in every if name is not None)
 
     @property
-    def row_bytes(self) -> int:
-        """Of a row in the file."""
-        return self.shape[-1] // 2 if self.is_packed else self.shape[-1]
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the bytes, (..., O, I) but for what is in one of them."""
+        *leading, rows, columns = self.shape
+        return (*leading, rows // 2 if self.are_pairs else rows, columns // 2 if self.is_packed else columns)
 
-    def decoded(self, codes_RB: Codes, scales_oi: F32, first_row: int, columns: slice) -> F32:
-        """What these rows of codes stand for, from `first_row` of the matrix on and in these columns of it: (R, columns) in fp32."""
-        if self.is_packed:
+    def stored_rows(self, rows: slice) -> slice:
+        """The rows of bytes in which these rows are."""
+        return slice(rows.start // 2, -(-rows.stop // 2)) if self.are_pairs else rows
+
+    def decoded(
+        self, codes_RB: Codes, scales_oi: F32, rows_: slice, columns: slice, inputs_I: F32 | None = None
+    ) -> F32:
+        """What these rows and columns of the matrix stand for: (R, columns) in fp32. `codes_RB`: the `stored_rows` of them; `inputs_I`: what
+        all columns are multiplied with.
+        """
+        numbers = self._scaled(codes_RB, scales_oi, rows_, columns)
+        if inputs_I is not None:
+            numbers *= inputs_I[columns]
+        return numbers
+
+    def _scaled(self, codes_RB: Codes, scales_oi: F32, rows_: slice, columns: slice) -> F32:
+        count = rows_.stop - rows_.start
+        if self.are_pairs:
+            halves = [np.take(half, codes_RB[:, columns], mode="clip") for half in INT4]
+            every = np.stack(halves, 1).reshape(-1, columns.stop - columns.start)
+            numbers = every[rows_.start % 2 :][:count]
+        elif self.is_packed:
             begin, end = columns.start // 2, -(-columns.stop // 2)
             # A table is looked up many times as fast where numpy need not look whether an index is in it.
             pairs = np.take(FP4_PAIRS, codes_RB[:, begin:end], mode="clip").view(np.float32)
             numbers = pairs[:, columns.start - 2 * begin :][:, : columns.stop - columns.start]
         else:
             numbers = np.take(TABLES[self.dtype], codes_RB[:, columns], mode="clip")
-        rows = np.arange(first_row, first_row + len(codes_RB)) // self.block[0]
+        rows = np.arange(rows_.start, rows_.stop) // self.block[0]
         wide = self.block[1]
         if columns.start % wide == 0 and (columns.stop - columns.start) % wide == 0:
             of_block = scales_oi[rows][:, columns.start // wide : columns.stop // wide]
@@ -127,6 +167,20 @@ def find(
     name: str, shape: tuple[int, ...], stored: Mapping[str, Stored], block: tuple[int, int] | None
 ) -> Matrix | str | None:
     """The matrix of this name, if it is one of codes; what is wrong with it, in words; or None. `block`: what config.json says."""
+    found = _find(name, shape, stored, block)
+    inputs = name.removesuffix(".weight") + OF_INPUTS
+    if not isinstance(found, Matrix) or inputs not in stored or len(shape) != 2:
+        return found
+    if stored[inputs].shape != shape[1:]:
+        return f"{inputs} is {list(stored[inputs].shape)}, not {list(shape[1:])}"
+    if stored[inputs].dtype not in PLAIN:
+        return f"{inputs} is of {stored[inputs].dtype}"
+    return replace(found, inputs=inputs)
+
+
+def _find(
+    name: str, shape: tuple[int, ...], stored: Mapping[str, Stored], block: tuple[int, int] | None
+) -> Matrix | str | None:
     blocks, exponents = f"{name}_blocks", f"{name}_scales"  # of GPT-OSS: 32 numbers of fp4, and their scale
     if len(shape) == 3 and blocks in stored and exponents in stored:
         count, rows, columns = shape
@@ -143,6 +197,8 @@ def find(
     if codes is None or scales is None or codes.dtype not in BYTES or len(shape) < 2:
         return None
     if codes.dtype in ("I8", "U8") and codes.shape != shape:
+        if len(shape) == 2 and codes.shape == (shape[0] // 2, shape[1]) and shape[0] % 2 == 0:
+            return _of_int4(name, scales, shape, stored)
         return _of_fp4(name, held, scales, shape, stored)
     if stored[scales].dtype not in SCALES:
         return f"{scales} is of {stored[scales].dtype}"
@@ -161,13 +217,40 @@ def find(
     leading = all(one in (1, whole) for one, whole in zip(grid[:-2], shape[:-2], strict=False))
     if len(grid) != len(shape) or not leading or 0 in grid:
         return f"{scales} is {list(given)}, which is no grid of {name}"
-    if block and (-(-rows // block[0]), -(-columns // block[1])) == grid[-2:]:
+    if block and _grid_of(block, shape) == grid[-2:]:
         return Matrix(name, scales, shape, codes.dtype, False, grid, block)
     # Without a word of it blocks are of one size: of some that are cut short at the end, nothing says where the others do.
-    if rows % grid[-2] == 0 and columns % grid[-1] == 0:
-        block = rows // grid[-2], columns // grid[-1]
-        return Matrix(name, scales, shape, codes.dtype, False, grid, block)
-    return f"{scales} is {list(given)}, which is no grid of {name}"
+    if rows % grid[-2] or columns % grid[-1]:
+        return f"{scales} is {list(given)}, which is no grid of {name}"
+    block = rows // grid[-2], columns // grid[-1]
+    both = zip(grid[-2:], block, BLOCKS_OF_128, strict=True)
+    if _grid_of(BLOCKS_OF_128, shape) == grid[-2:] and any(
+        parts > 1 and side != usual for parts, side, usual in both
+    ):
+        return (
+            f"{scales} is {list(given)}, blocks of {block[0]} x {block[1]} or of 128 x 128 of which the last are cut short, "
+            "and config.json does not say which"
+        )
+    return Matrix(name, scales, shape, codes.dtype, False, grid, block)
+
+
+def _grid_of(block: tuple[int, int], shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many scales a matrix has for its rows and for its columns."""
+    return -(-shape[-2] // block[0]), -(-shape[-1] // block[1])
+
+
+def _of_int4(name: str, scales: str, shape: tuple[int, ...], stored: Mapping[str, Stored]) -> Matrix | str:
+    """The matrix of signed whole numbers of 4 bits, or what is wrong with it."""
+    given = stored[scales]
+    if given.dtype not in PLAIN:
+        return f"{scales} is of {given.dtype}"
+    if len(given.shape) != 2 or given.shape[0] != shape[0] or not given.shape[1] or shape[1] % given.shape[1]:
+        return f"{scales} is {list(given.shape)}, which is no grid of {name}"
+    each, codes = shape[1] // given.shape[1], stored[name].dtype
+    of_products = _named(name, FACTORS, stored)
+    return Matrix(
+        name, scales, shape, codes, False, given.shape, (1, each), are_pairs=True, passed_over=of_products
+    )
 
 
 def _of_fp4(
@@ -194,7 +277,7 @@ def _of_fp4(
         count = int(np.prod(stored[factor].shape))
         if count != 1 and (len(shape) == 2 or count != shape[0]):
             return f"{factor} is {list(stored[factor].shape)}, which is no grid of {scales}"
-        if stored[factor].dtype not in ("F32", "F16", "BF16"):
+        if stored[factor].dtype not in PLAIN:
             return f"{factor} is of {stored[factor].dtype}"
     grid, divides = (*shape[:-1], shape[-1] // each), factor is not None and factor.endswith(DIVISORS)
     return Matrix(held, scales, shape, codes.dtype, True, grid, (1, each), factor, divides, is_turned)
@@ -212,7 +295,17 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
                 and all(type(side) is int and side > 0 for side in block)
             ):
                 return block[0], block[1]
-    return None
+    has_blocks = any("FP8_PB_WO" in _algorithms(given) for given in schemes(config))
+    return BLOCKS_OF_128 if has_blocks else None
+
+
+def _algorithms(given: Mapping[str, Any]) -> set[str]:
+    """ModelOpt's of the whole checkpoint and of layers."""
+    nested = given.get("quantization")
+    modelopt = nested if isinstance(nested, dict) else given
+    layers = modelopt.get("quantized_layers")
+    held = (modelopt, *(layers.values() if isinstance(layers, dict) else ()))
+    return {str(one.get("quant_algo")).upper() for one in held if isinstance(one, dict)}
 
 
 def schemes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

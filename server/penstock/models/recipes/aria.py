@@ -1,4 +1,8 @@
-"""The text of Aria: Llama with experts in one tensor for all of them, stored as (X, in, out), and shared ones beside them."""
+"""The text of Aria: Llama with experts in one tensor for all of them, stored as (X, in, out), and shared ones beside them.
+
+Aria-sequential_mlp, which others quantize, has each expert in tensors of its own. Their names are those of SequentialMLP in its authors' account
+of their training code (2024, "Finetune MoE with LoRA"): `experts` of a module that is `experts` itself.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +10,7 @@ from typing import Any
 import penstock_kernels as ops
 from penstock.models.checkpoint_keys import ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig
+from penstock.models.decoder import Experts
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
@@ -39,4 +44,18 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     return read.with_layers(experts=[experts] * read.num_layers)
 
 
-RECIPE = DecoderRecipe(read_config, lambda _: KEYS, TransposedExpertsLoader)
+class AriaLoader(TransposedExpertsLoader):
+    """Reads experts of both kinds."""
+
+    def experts(self, at: str, choice: ExpertsConfig) -> Experts:
+        """This rank's experts."""
+        keys = self.keys.experts
+        assert keys is not None
+        for inner in ("mlp.experts.experts.{}.", "mlp.experts.{}."):
+            if self.checkpoint.has(f"{at}{inner.format(0)}down_proj.weight"):
+                names = {one: f"{inner}{one}_proj" for one in ("gate", "up", "down")}
+                return self.experts_apart(at, choice, replace(keys, **names))
+        return super().experts(at, choice)
+
+
+RECIPE = DecoderRecipe(read_config, lambda _: KEYS, AriaLoader)

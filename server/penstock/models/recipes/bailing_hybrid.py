@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import UnusableModel
+from penstock.models.architectures import architecture_of
 from penstock.models.checkpoint_keys import CheckpointKeys, ExpertKeys
 from penstock.models.config import DecoderConfig, OutputGate
 from penstock.models.decoder import FeedForward
@@ -63,7 +64,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     read = deepseek.read_config({**defaults, **config, **named, **ours, **whole})
     every = fields.count("layer_group_size", default=6)
     # Layers behind the last whole group attend in the published code, and are recurrent in transformers' class.
-    published = "BailingMoeV3ForCausalLM" in (config.get("architectures") or ())
+    published = architecture_of(config) == "BailingMoeV3ForCausalLM"
     grouped = read.num_layers // every * every if published else read.num_layers
     default = [
         "full_attention" if (i + 1) % every == 0 or i >= grouped else "linear_attention"
