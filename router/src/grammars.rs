@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_constraint::{Cancel, Compiler, Kind, Limits, Source, Token, Tokenize};
+use penstock_constraint::{Cancel, CompileError, Compiler, Kind, Limits, Source, Token, Tokenize};
 use penstock_core::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource, Matcher};
 use penstock_core::prompt::Vocabulary;
+use penstock_output::Unbound;
 use penstock_proto::ModelDescription;
 use penstock_proto::ids::TokenId;
 use tokio_util::sync::CancellationToken;
@@ -107,6 +108,11 @@ impl GrammarCompiler for Grammars {
 impl Grammar for Compiled {
     fn matcher(&self) -> Box<dyn Matcher> {
         Box::new(Following { grammar: self.0.clone(), matcher: None })
+    }
+
+    fn unbound(&self) -> Vec<Unbound> {
+        let told = |error: &CompileError| Unbound { at: error.path.clone(), why: error.reason.clone() };
+        self.0.unbound.iter().map(told).collect()
     }
 }
 

@@ -34,6 +34,16 @@ pub enum Kind {
     Internal,
 }
 
+impl Kind {
+    /// It would be refused at any other time, too.
+    pub(crate) fn is_of_the_source(self) -> bool {
+        match self {
+            Kind::TooLarge | Kind::TooDeep | Kind::Unsupported | Kind::Invalid | Kind::Unsatisfiable => true,
+            Kind::TimedOut | Kind::Cancelled | Kind::Busy | Kind::Internal => false,
+        }
+    }
+}
+
 /// A grammar that is refused, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompileError {

@@ -27,6 +27,7 @@ pub(crate) fn compile(
     let mut written = 0;
     let mut special = Vec::new();
     let mut markers = Vec::new();
+    let mut unbound = Vec::new();
     let grammar = match source {
         Source::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
         Source::JsonSchema(value) => {
@@ -55,6 +56,7 @@ pub(crate) fn compile(
             written = composed.lark.len();
             special = composed.special;
             markers = composed.markers;
+            unbound = composed.unbound;
             let mut grammar = TopLevelGrammar::from_lark(composed.lark);
             grammar.grammars.extend(composed.nested.into_iter().map(|(name, text)| GrammarWithLexer {
                 name: Some(name),
@@ -68,5 +70,8 @@ pub(crate) fn compile(
     stop.check(limits)?;
     let is_terminal = matches!(source, Source::Regex(_) | Source::Choice(_));
     let may = vocabulary.text_and(&special);
-    Grammar::new(vocabulary.clone(), may, FreeText::new(markers), parser, written, is_terminal)
+    let free_text = FreeText::new(markers);
+    let mut grammar = Grammar::new(vocabulary.clone(), may, free_text, parser, written, is_terminal)?;
+    grammar.unbound = unbound;
+    Ok(grammar)
 }

@@ -38,6 +38,8 @@ pub struct Grammar {
     /// Its only text is the empty one.
     only_end: bool,
     bytes: usize,
+    /// Why parts of it are not as they were asked for: each `Part::IfPossible` that was not.
+    pub unbound: Vec<CompileError>,
 }
 
 impl Grammar {
@@ -95,6 +97,7 @@ impl Grammar {
             free_text,
             only_end,
             bytes,
+            unbound: Vec::new(),
         })
     }
 

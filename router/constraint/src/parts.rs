@@ -36,6 +36,8 @@ pub(crate) struct Composed {
     pub(crate) markers: Vec<String>,
     /// Grammars that it refers to, by name.
     pub(crate) nested: Vec<(String, String)>,
+    /// Why parts are not as they were asked for.
+    pub(crate) unbound: Vec<CompileError>,
 }
 
 pub(crate) fn compose(
@@ -53,6 +55,7 @@ pub(crate) fn compose(
         special: Vec::new(),
         markers: Vec::new(),
         nested: Vec::new(),
+        unbound: Vec::new(),
         has_expressions: false,
         known: HashMap::new(),
     };
@@ -66,6 +69,7 @@ pub(crate) fn compose(
         special: writer.special,
         markers: writer.markers,
         nested: writer.nested,
+        unbound: writer.unbound,
     })
 }
 
@@ -78,6 +82,7 @@ struct Writer<'a> {
     special: Vec<u32>,
     markers: Vec<String>,
     nested: Vec<(String, String)>,
+    unbound: Vec<CompileError>,
     has_expressions: bool,
     /// Rules of parts that stand in several places.
     known: HashMap<String, String>,
@@ -109,8 +114,14 @@ impl Writer<'_> {
     }
 
     fn part(&mut self, part: &Part) -> Result<String, CompileError> {
-        if !matches!(part, Part::Json { .. } | Part::Quoted { .. } | Part::Words { .. } | Part::Repeat { .. })
-        {
+        if !matches!(
+            part,
+            Part::Json { .. }
+                | Part::Quoted { .. }
+                | Part::Words { .. }
+                | Part::Repeat { .. }
+                | Part::IfPossible { .. }
+        ) {
             return self.written(part);
         }
         let content = format!("{part:?}");
@@ -177,6 +188,14 @@ impl Writer<'_> {
                 }
                 self.define('c', "", &written.join(" | "))
             }
+            // What was written of it before it failed stays, and nothing refers to it.
+            Part::IfPossible { asked, instead } => match self.sequence(asked) {
+                Err(error) if error.kind.is_of_the_source() => {
+                    self.unbound.push(error);
+                    self.sequence(instead)?
+                }
+                asked => asked?,
+            },
             Part::SomeOf { members, between } => {
                 let between = self.sequence(between)?;
                 // From the last to the first: what may follow one, and all that may begin with it or a later one.

@@ -93,6 +93,10 @@ fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
                 todo.extend(part.iter().chain(between));
                 0
             }
+            Part::IfPossible { asked, instead } => {
+                todo.extend(asked.iter().chain(instead));
+                0
+            }
             _ => 0,
         };
         if bytes > limits.source_bytes {

@@ -86,6 +86,7 @@ fn functions() -> Vec<Callable> {
         schema,
         at: format!("/{at}/function/parameters"),
         lark: None,
+        is_strict: true,
     };
     let functions = [
         (
@@ -288,7 +289,7 @@ fn what_is_let_through_is_calls_that_their_schemas_accept() {
             assert!(ended >= 3, "{}: only {ended} of 12 walks ended", format.name);
 
             let frame = format.frame(template);
-            let grammar = world.compile(calls.possible().unwrap());
+            let grammar = world.compile(calls.possible().unwrap().parts);
             let begins = match frame.trigger {
                 "" => format!("{}{}", frame.open, frame.before_name),
                 trigger => format!("Hm <b>. {trigger}"),
@@ -319,7 +320,7 @@ fn text_is_free_and_what_opens_a_call_is_not() {
                 continue;
             }
             let world = World::new(format, has_special);
-            let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
             let (before, after) = match format.name {
                 "harmony" => ("<|channel|>final<|message|>", ""),
                 _ => ("", ""),
@@ -338,6 +339,52 @@ fn text_is_free_and_what_opens_a_call_is_not() {
     }
 }
 
+/// Of a function whose schema cannot be compiled calls have any arguments, and others are held to theirs.
+#[test]
+fn a_schema_that_cannot_be_compiled_leaves_others_bound() {
+    let odd = json!({"type": "object", "properties": {"x": {"type": "string", "pattern": "x(?!y)z"}}});
+    let mut given: Vec<Callable> =
+        functions().into_iter().map(|function| Callable { is_strict: false, ..function }).collect();
+    given.insert(
+        0,
+        Callable {
+            name: "odd".into(),
+            schema: odd,
+            at: "/9/parameters".into(),
+            lark: None,
+            is_strict: false,
+        },
+    );
+    let mut wanted = given.clone();
+    wanted[0].schema = json!({"type": "object"});
+    let mut random = Random(41);
+    for format in tool_formats() {
+        let world = World::new(format, true);
+        let grammar = world.compile(calls(format, "", &given).possible().unwrap().parts);
+        let told: Vec<_> = grammar.unbound.iter().map(|error| (&*error.path, &*error.reason)).collect();
+        let reason = "a look-ahead or look-behind is not supported";
+        assert_eq!(told, [("/9/parameters/properties/x/pattern", reason)], "{}", format.name);
+        let frame = format.frame("");
+        let begins = match frame.trigger {
+            "" => format!("{}{}", frame.open, frame.before_name),
+            _ if format.name == "harmony" => "<|channel|>commentary to=functions.".to_owned(),
+            trigger => trigger.to_owned(),
+        };
+        let mut ended = 0;
+        for _ in 0..12 {
+            let Some(text) = world.walk(&grammar, &begins, &mut random) else { continue };
+            check(format, &wanted, &text, true);
+            ended += 1;
+        }
+        assert!(ended >= 3, "{}: only {ended} of 12 walks ended", format.name);
+        given[0].is_strict = true;
+        let parts = calls(format, "", &given).possible().unwrap().parts;
+        let refused = world.compiler.compile(Source::Parts(parts), &Cancel::new()).err().unwrap();
+        assert!(refused.to_string().contains(reason), "{}: {refused}", format.name);
+        given[0].is_strict = false;
+    }
+}
+
 /// What models write, as the parser's transcripts have it.
 #[test]
 fn transcripts_of_models_are_let_through() {
@@ -351,6 +398,7 @@ fn transcripts_of_models_are_let_through() {
             schema: tool["parameters"].clone(),
             at: String::new(),
             lark: None,
+            is_strict: true,
         })
         .filter(|function| ["get_weather", "run_code"].contains(&function.name.as_str()))
         .collect();
@@ -374,7 +422,7 @@ fn transcripts_of_models_are_let_through() {
     ] {
         let format = tool_format(name).unwrap();
         let world = World::new(format, true);
-        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
         let lines = std::fs::read_to_string(format!("{folder}{name}.jsonl")).unwrap();
         let mut seen = 0;
         for line in lines.lines().skip(1) {
@@ -533,7 +581,7 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 continue;
             }
             let world = World::new(format, has_special);
-            let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
             for text in &good {
                 assert!(world.accepts(&grammar, text), "{name} refuses {text}");
             }
@@ -604,10 +652,16 @@ fn values_are_held_to_their_schemas_in_each_way_of_writing() {
         let format = tool_format(name).unwrap();
         let call = |value: &str| if name == "gemma4" { gemma(value) } else { coder(value) };
         let parameters = json!({"type": "object", "properties": {"p": schema}, "required": ["p"]});
-        let functions = [Callable { name: "f".into(), schema: parameters, at: String::new(), lark: None }];
+        let functions = [Callable {
+            name: "f".into(),
+            schema: parameters,
+            at: String::new(),
+            lark: None,
+            is_strict: true,
+        }];
         for has_special in [false, true] {
             let world = World::new(format, has_special);
-            let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
             for value in &good {
                 assert!(world.accepts(&grammar, &call(value)), "{schema} refuses {value}");
             }
@@ -624,9 +678,15 @@ fn a_value_may_have_the_name_of_a_special_token_in_it() {
     let format = tool_format("gemma4").unwrap();
     for keyword in [json!({"const": "x<|tool_call>y"}), json!({"enum": ["x<|tool_call>y"]})] {
         let parameters = json!({"type": "object", "properties": {"p": keyword}, "required": ["p"]});
-        let functions = [Callable { name: "f".into(), schema: parameters, at: String::new(), lark: None }];
+        let functions = [Callable {
+            name: "f".into(),
+            schema: parameters,
+            at: String::new(),
+            lark: None,
+            is_strict: true,
+        }];
         let world = World::new(format, true);
-        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
         let (before, after) = ("<|tool_call>call:f{p:<|\"|>x", "y<|\"|>}<tool_call|>");
         assert!(!world.accepts(&grammar, &format!("{before}<|tool_call>{after}")));
         let mut matcher = grammar.matcher();
@@ -660,9 +720,14 @@ fn in_json_too_a_function_takes_the_properties_that_it_names() {
         (json!({"type": "object"}), true),
         (Value::Null, false),
     ] {
-        let functions =
-            [Callable { name: "f".to_owned(), schema: schema.clone(), at: String::new(), lark: None }];
-        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let functions = [Callable {
+            name: "f".to_owned(),
+            schema: schema.clone(),
+            at: String::new(),
+            lark: None,
+            is_strict: true,
+        }];
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
         let takes = |arguments: &str| {
             let call = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>");
             world.accepts(&grammar, &call)
@@ -683,7 +748,7 @@ fn reasoning_goes_before_calls_in_every_format() {
     {
         let world = World::new(format, true);
         let calls = Calls { reasoning: think, ..calls(format, "", &functions) };
-        let grammar = world.compile(calls.possible().unwrap());
+        let grammar = world.compile(calls.possible().unwrap().parts);
         let trigger = format.frame("").trigger;
         for text in
             ["<think>I could </think>\n\nHello.".to_owned(), format!("<think>{trigger} is how.</think>No.")]
@@ -709,7 +774,7 @@ fn a_call_without_a_marker_is_bound_after_reasoning_and_not_within() {
         for start in [Start::Content, Start::Reasoning] {
             let calls =
                 Calls { reasoning: reasoning_format("think"), start, ..calls(format, "", &functions) };
-            let grammar = world.compile(calls.possible().unwrap());
+            let grammar = world.compile(calls.possible().unwrap().parts);
             let opening = if start == Start::Content { "<think>" } else { "" };
             let thought = |after: &str| format!("{opening}{wrong} Hm.</think>{after}");
             for good in ["Hello.", call, &format!("\n\n{call}")] {
@@ -827,7 +892,7 @@ fn markers_of_reasoning_are_the_templates() {
             "<tool_calls{end}>\n<tool_call{end}>ping<tool_sep{end}>\n</tool_call{end}>\n</tool_calls{end}>"
         );
         let other = if end.is_empty() { ":opensource" } else { "" };
-        let (must, may) = (world.compile(calls.required().0), world.compile(calls.possible().unwrap()));
+        let (must, may) = (world.compile(calls.required().0), world.compile(calls.possible().unwrap().parts));
         for grammar in [&must, &may] {
             assert!(world.accepts(grammar, &format!("Hm.</think{end}>{call}")), "{end}");
             assert!(!world.accepts(grammar, &format!("Hm.</think{end}><tool_calls{end}>\nx")), "{end}");
@@ -843,7 +908,7 @@ fn masks_of_free_text_are_computed_once() {
     {
         let format = tool_format(name).unwrap();
         let world = World::new(format, has_special);
-        let grammar = world.compile(calls(format, "", &functions).possible().unwrap());
+        let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
         let mut matcher = grammar.matcher();
         let mut mask = vec![0; grammar.mask_words()];
         let mut free = 0;
@@ -880,7 +945,7 @@ fn free_masks_are_what_would_be_computed() {
         for has_special in [false, true] {
             let world = World::new(format, has_special);
             let calls = Calls { reasoning: reasoning_format("think"), ..calls(format, "", &functions) };
-            let grammar = world.compile(calls.possible().unwrap());
+            let grammar = world.compile(calls.possible().unwrap().parts);
             let mut matcher = grammar.matcher();
             let mut mask = vec![0; grammar.mask_words()];
             let mut text = Vec::new();

@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use penstock_output::Part;
+use penstock_output::{Part, Unbound};
 use penstock_proto::ids::TokenId;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -89,6 +89,11 @@ pub enum GrammarError {
 /// A compiled grammar, shared by all sequences that have it.
 pub trait Grammar: Debug + Send + Sync {
     fn matcher(&self) -> Box<dyn Matcher>;
+
+    /// What it is not held to, of what was asked for where it can be.
+    fn unbound(&self) -> Vec<Unbound> {
+        Vec::new()
+    }
 }
 
 /// The state of one sequence's grammar. Its calls may take milliseconds: they run on threads of their own. An error's text

@@ -1,5 +1,7 @@
 //! What an answer has to be so that its calls are right, as parts of a text: for grammars, which this crate does not know.
 
+use serde_json::{Map, Value, json};
+
 use crate::argument_schemas::{Budget, Unbound};
 use crate::arguments;
 use crate::formats::{ReasoningFormat, ToolFormat};
@@ -17,6 +19,13 @@ pub struct Calls<'a> {
     pub functions: &'a [Callable],
     /// More than one call.
     pub may_be_several: bool,
+}
+
+/// What an answer that may have calls has to be.
+pub struct Possible {
+    pub parts: Vec<Part>,
+    /// Of functions that are not strict: calls of these are held to no schema.
+    pub unbound: Vec<Unbound>,
 }
 
 /// A function's name, and what stands behind it up to the call's end.
@@ -63,34 +72,74 @@ impl Calls<'_> {
         self.functions.iter().map(|function| Ok((function.name.as_str(), body(function)?))).collect()
     }
 
-    /// An answer that is free text until a call begins, which is right from there on.
-    pub fn possible(&self) -> Result<Vec<Part>, Unbound> {
+    /// As `bodies`, where what is not strict may have arguments of any kind.
+    fn loose_bodies(&self, frame: &Frame) -> Result<(Bodies<'_>, Vec<Unbound>), Unbound> {
+        let budget = Budget::default();
+        let of =
+            |function: &Callable, budget: &Budget| arguments::arguments(self.format, frame, function, budget);
+        let (mut bodies, mut unbound) = (Vec::with_capacity(self.functions.len()), Vec::new());
+        for function in self.functions {
+            // Of any names, or in a format that cannot write these of its own.
+            let anything = || {
+                let own = function.schema["properties"].as_object();
+                let own: Map<String, Value> =
+                    own.into_iter().flatten().map(|(name, _)| (name.clone(), json!({}))).collect();
+                let with = |schema| {
+                    let (name, at) = (function.name.clone(), function.at.clone());
+                    of(&Callable { name, schema, at, lark: None, is_strict: false }, &Budget::default())
+                };
+                with(json!({"type": "object"}))
+                    .or_else(|_| with(json!({"type": "object", "properties": own})))
+            };
+            let body = match of(function, &budget) {
+                asked if function.is_strict => asked?,
+                Ok(asked) => match anything() {
+                    Ok(instead) => vec![Part::IfPossible { asked, instead }],
+                    Err(_) => asked,
+                },
+                Err(why) => {
+                    let instead = anything().map_err(|_| why.clone())?;
+                    unbound.push(why);
+                    instead
+                }
+            };
+            bodies.push((function.name.as_str(), body));
+        }
+        Ok((bodies, unbound))
+    }
+
+    /// An answer that is free text until a call begins, which is right from there on. Err: a strict function's calls cannot be.
+    pub fn possible(&self) -> Result<Possible, Unbound> {
         let frame = self.format.frame(self.template);
-        let bodies = self.bodies(self.format, frame)?;
+        let (bodies, unbound) = self.loose_bodies(frame)?;
+        Ok(Possible { parts: self.possibly(frame, &bodies), unbound })
+    }
+
+    fn possibly(&self, frame: &Frame, bodies: &Bodies) -> Vec<Part> {
         if self.format.has_channels() {
-            return Ok(self.channels(&bodies));
+            return self.channels(bodies);
         }
         if frame.trigger.is_empty() {
             // Then a call is all of the answer, but for reasoning. Other text does not begin as one.
             let begins = format!("{}{}", frame.open, frame.before_name);
             let first = begins.chars().next().map(String::from);
             let mut calls = vec![Part::Space];
-            calls.extend(self.section(frame, frame.open, frame.before_name, &bodies));
+            calls.extend(self.section(frame, frame.open, frame.before_name, bodies));
             // Nor does it hold the marker that opens reasoning: with that, reasoning and a call behind it would be other text.
             let body = |opening: Option<&str>| {
                 let without = opening.into_iter().map(str::to_owned).collect();
                 let free = vec![Part::Free { without, not_first: first.clone() }];
                 vec![Part::OneOf(vec![calls.clone(), free])]
             };
-            return Ok(self.after_reasoning(body));
+            return self.after_reasoning(body);
         }
         let body = |not_first: Option<&str>| {
             let mut call = self.until(frame.trigger, not_first);
             call.extend(match frame.open.strip_prefix(frame.trigger) {
-                Some(open) => self.section(frame, open, frame.before_name, &bodies),
+                Some(open) => self.section(frame, open, frame.before_name, bodies),
                 None => {
                     let before_name = frame.before_name.strip_prefix(frame.trigger).unwrap_or_default();
-                    one(frame, before_name, &bodies)
+                    one(frame, before_name, bodies)
                 }
             });
             let free = self.free(frame.trigger, not_first);
@@ -103,7 +152,7 @@ impl Calls<'_> {
             call.extend(self.free(frame.trigger, None));
             vec![Part::OneOf(vec![call, free])]
         };
-        Ok(self.after_reasoning(body))
+        self.after_reasoning(body)
     }
 
     /// Other markers that the parser takes for the beginning of a call: free text has none of them.

@@ -48,7 +48,7 @@ use serde_json::Value;
 
 pub use argument_schemas::Unbound;
 pub use choice::{of_template, reasoning_format, reasoning_formats, tool_format, tool_formats};
-pub use compose::{Calls, after_reasoning};
+pub use compose::{Calls, Possible, after_reasoning};
 pub use formats::{ReasoningFormat, ToolFormat};
 pub use frames::{Frame, written_calls};
 pub use parser::Parser;

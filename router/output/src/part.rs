@@ -50,6 +50,11 @@ pub enum Part {
         close: String,
     },
     OneOf(Vec<Vec<Part>>),
+    /// `asked`, or, where that cannot be compiled, `instead`; then the grammar says why.
+    IfPossible {
+        asked: Vec<Part>,
+        instead: Vec<Part>,
+    },
     /// `part` so many times, with `between` between two.
     Repeat {
         part: Vec<Part>,
@@ -88,7 +93,9 @@ impl Part {
             Part::OneOf(choices) | Part::SomeOf { members: choices, .. } => {
                 choices.iter().flatten().map(Part::bytes).sum()
             }
-            Part::Repeat { part, .. } => part.iter().map(Part::bytes).sum(),
+            Part::Repeat { part: parts, .. } | Part::IfPossible { asked: parts, .. } => {
+                parts.iter().map(Part::bytes).sum()
+            }
             _ => 0,
         }
     }
@@ -117,4 +124,6 @@ pub struct Callable {
     pub at: String,
     /// The grammar, in Lark's notation, of its one argument `input`, a text.
     pub lark: Option<String>,
+    /// Where its calls cannot be held to that, there are none: else they are held to nothing, and the client is told.
+    pub is_strict: bool,
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 const MOST_WRITTEN: usize = 20_000_000;
 
 fn function(name: &str, schema: Value) -> Callable {
-    Callable { name: name.to_owned(), schema, at: format!("/{name}/parameters"), lark: None }
+    Callable { name: name.to_owned(), schema, at: format!("/{name}/parameters"), lark: None, is_strict: true }
 }
 
 fn calls(format: &'static ToolFormat, functions: &[Callable]) -> (Result<Vec<Part>, Unbound>, &'static str) {
@@ -20,7 +20,7 @@ fn calls(format: &'static ToolFormat, functions: &[Callable]) -> (Result<Vec<Par
         functions,
         may_be_several: true,
     };
-    (calls.possible(), calls.required().1.name)
+    (calls.possible().map(|possible| possible.parts), calls.required().1.name)
 }
 
 fn possible(format: &str, schema: Value) -> Result<Vec<Part>, Unbound> {

@@ -28,6 +28,7 @@ use crate::http::json::whole_number;
 use crate::http::request_fields::{self, Kind};
 use crate::http::shortened::shortened;
 use crate::http::state::{Loaded, Server};
+use crate::http::warnings::Warnings;
 use crate::telemetry::metrics::{self, Ended, Outcome, Times};
 use crate::telemetry::traces::RequestSpan;
 
@@ -262,6 +263,9 @@ impl RequestContext {
             started.prompts[index] = prompt;
         }
         let generation = generation.map_err(|failure| names.error(failure))?;
+        let mut warnings = Warnings::default();
+        warnings.unbound(names.grammar, generation.unbound());
+        warnings.settle(&self.loaded()?.limits)?;
         self.hold.permits.lock().expect(NO_PANIC).push(generation.permit().clone());
         started
             .sequences

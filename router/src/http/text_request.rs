@@ -41,6 +41,11 @@ pub async fn generate_texts(
         started.push(starting.map_err(move |error| within(index, error)));
     }
     let mut started = try_join_all(started).await?;
+    for (index, one) in started.iter().enumerate() {
+        let mut own = Warnings::default();
+        own.unbound(names[index].grammar, one.unbound());
+        warnings.take_over(&format!("{list}[{index}]"), own);
+    }
     let (first, index, _) = select_all(started.iter_mut().map(|one| Box::pin(one.first()))).await;
     first.map_err(|failure| failed(index, failure))?;
     context.began();

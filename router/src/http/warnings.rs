@@ -3,10 +3,11 @@
 
 use std::borrow::Cow;
 
+use penstock_output::Unbound;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};
 
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
 use crate::http::request_fields::Field;
 use crate::http::shortened::shortened;
@@ -73,6 +74,18 @@ impl Warnings {
                 let line = format!("`{field}` is not a field of this route and has no effect");
                 self.push(field, line);
             }
+        }
+    }
+
+    /// Functions of `field` whose calls the answer is not held to, though it was to be where it can.
+    pub fn unbound(&mut self, field: &'static str, unbound: &[Unbound]) {
+        for Unbound { at, why } in unbound {
+            let place = Place::from(field).pointer(at);
+            let of = match &**at {
+                "" => "what calls are",
+                _ => "calls of its function, nor has the rest of its schema",
+            };
+            self.no_effect(&place.to_string(), &format!("on {of}: {why}"));
         }
     }
 

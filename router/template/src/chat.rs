@@ -277,7 +277,7 @@ fn refusal(error: &Error) -> ChatError {
         ErrorKind::Time => "takes too long on these `messages`",
         ErrorKind::Cancelled => "was stopped",
         ErrorKind::Depth => "calls itself too deeply on these `messages`",
-        ErrorKind::Undefined => "needs something that these `messages` do not have",
+        ErrorKind::Undefined => "needs something that these `messages` or `tools` do not have",
         ErrorKind::Unknown => "uses something that Penstock does not know",
         _ => "cannot be applied to these `messages`",
     };
@@ -433,7 +433,7 @@ mod tests {
             error("\n{{ messages[0].content.nothing.more }}", json!([{"role": "user", "content": "a"}]));
         assert_eq!(
             text,
-            "the model's chat template needs something that these `messages` do not have (line 2 of the template)"
+            "the model's chat template needs something that these `messages` or `tools` do not have (line 2 of the template)"
         );
         assert!(error("{{ 'a' | unheard_of }}", json!([])).contains("does not know"));
         assert!(error("{{ 1 + [] }}", json!([])).contains("cannot be applied"));

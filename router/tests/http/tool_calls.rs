@@ -376,6 +376,65 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     assert_eq!(answered["message"]["content"], prose, "{format}");
 }
 
+/// The others of its request are held to theirs, and the client is told.
+#[tokio::test]
+async fn calls_of_a_function_whose_schema_cannot_be_held_to_are_free() {
+    let odd = json!({"type": "function", "function": {"name": "odd", "parameters":
+        {"type": "object", "properties": {"x": {"type": "string", "pattern": "x(?!y)z"}}, "minProperties": 1}}});
+    let with = |odd: &Value| {
+        let mut all = tools();
+        all.as_array_mut().expect("a list").push(odd.clone());
+        json!({"tools": all, "messages": [{"role": "user", "content": "Paris?"}], "max_tokens": 1500, "frequency_penalty": 0.1})
+    };
+    let mut strict = odd.clone();
+    strict["function"]["strict"] = json!(true);
+    let mut plain = odd.clone();
+    plain["function"]["parameters"] = json!({"type": "object"});
+    for (format, at, why, calls) in [
+        (
+            "hermes",
+            "tools[2].function.parameters.properties.x.pattern",
+            "a look-ahead or look-behind is not supported",
+            "<tool_call>\n{\"name\": \"odd\", \"arguments\": {\"x\": 5}}\n</tool_call>\
+             <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 77}}\n</tool_call>",
+        ),
+        (
+            "qwen3_coder",
+            "tools[2].function.parameters",
+            "in this model's format (qwen3_coder) `minProperties` is about the object as a whole",
+            "<tool_call>\n<function=odd>\n<parameter=x>\n5\n</parameter>\n</function>\n</tool_call>\
+             <tool_call>\n<function=add>\n<parameter=a>\n77\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ] {
+        let family = Family::of(format, false, &[]).await;
+        family.says(calls);
+        let line =
+            format!("`{at}` has no effect on calls of its function, nor has the rest of its schema: {why}");
+        let answer = family.served.post(CHAT, with(&odd)).await.good();
+        assert_eq!(answer["warnings"], json!([line]), "{answer}");
+        let called = answer["choices"][0]["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+        let [first, second, ..] = &called[..] else { panic!("{format}: {answer}") };
+        assert!(
+            first["function"]["name"] == "odd" && second["function"]["name"] == "add",
+            "{format}: {answer}"
+        );
+        assert!(is_right(second), "{format}: {answer}");
+        let mut streamed = with(&odd);
+        streamed["stream"] = json!(true);
+        let chunks = family.served.events(CHAT, streamed).await;
+        assert_eq!(chunks[0]["warnings"], json!([line]), "{chunks:?}");
+        let refused = family.served.post(CHAT, with(&strict)).await;
+        let says = refused.json()["error"]["message"].to_string();
+        assert!(refused.status == 422 && says.contains(why), "{format}: {says}");
+
+        let exact = Family::of(format, false, &["--strict-requests"]).await;
+        let refused = exact.served.post(CHAT, with(&odd)).await;
+        let told = json!(format!("{line} (--strict-requests)"));
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["message"]), (422, &told));
+        exact.served.post(CHAT, with(&plain)).await.good();
+    }
+}
+
 async fn every_format(is_special: bool) {
     let mut running = tokio::task::JoinSet::new();
     let mut formats = tool_formats().map(|format| format.name);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::future::{BoxFuture, Shared};
+use penstock_output::Unbound;
 use penstock_proto::ids::TokenId;
 
 use crate::blocking::BlockingPool;
@@ -61,13 +62,12 @@ pub async fn start(
         return Err(InvalidRequest::MinNewTokens { limit: max_new_tokens, given: min_new_tokens }.into());
     }
 
-    let constraint = match request.grammar {
-        None => None,
+    let (constraint, unbound) = match request.grammar {
+        None => (None, Vec::new()),
         Some(grammar) => match serving.compile(grammar).await {
-            Ok(compiled) => Some(compiled),
+            Ok(compiled) => (Some(compiled.clone()), compiled.unbound()),
             Err(GenerationFailure::Grammar(why)) if request.grammar_is_optional => {
-                tracing::info!("calls are not held to the schemas of their functions: {why}");
-                None
+                (None, vec![Unbound { at: String::new(), why: why.to_string() }])
             }
             Err(failure) => return Err(failure),
         },
@@ -120,7 +120,7 @@ pub async fn start(
         trace: caller.trace,
     };
     let submitted = serving.scheduler.submit_with(permit, spec)?;
-    Ok(Generation::new(text, submitted))
+    Ok(Generation::new(text, submitted, unbound))
 }
 
 impl Serving {

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures::future::poll_fn;
+use penstock_output::Unbound;
 use penstock_proto::ids::TokenId;
 use tokio::task::AbortHandle;
 
@@ -32,10 +33,12 @@ pub struct Generation {
     attendant: Option<AbortHandle>,
     /// Looked at by `first`, not yet taken by `next`.
     seen: Option<GenerationEvent>,
+    /// What of its optional grammar it is not held to.
+    unbound: Vec<Unbound>,
 }
 
 impl Generation {
-    pub fn new(text: TextState, submitted: Submitted) -> Self {
+    pub fn new(text: TextState, submitted: Submitted, unbound: Vec<Unbound>) -> Self {
         let Submitted { events, ticket, permit, .. } = submitted;
         let (prompt_tokens, progress) = (text.prompt_tokens, text.progress.clone());
         let has_stop_strings = text.output.has_stop_strings();
@@ -47,7 +50,11 @@ impl Generation {
             end: None,
         }));
         let attendant = has_stop_strings.then(|| tokio::spawn(attend(reading.clone())).abort_handle());
-        Self { prompt_tokens, progress, permit, reading, attendant, seen: None }
+        Self { prompt_tokens, progress, permit, reading, attendant, seen: None, unbound }
+    }
+
+    pub fn unbound(&self) -> &[Unbound] {
+        &self.unbound
     }
 
     pub fn progress(&self) -> &Arc<Progress> {
@@ -339,7 +346,8 @@ mod tests {
         let ticket = Ticket::new(id, move |_, why| {
             let _ = release.send(why);
         });
-        let generation = Generation::new(text, Submitted { id, events, ticket, permit: Permit::alone() });
+        let generation =
+            Generation::new(text, Submitted { id, events, ticket, permit: Permit::alone() }, Vec::new());
         Script { events: sender, released, generation }
     }
 

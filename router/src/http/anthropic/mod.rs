@@ -57,8 +57,9 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
         prepared.params.warnings = prepared.params.warnings.settle(limits)?;
         Ok(prepared)
     });
-    let Prepared { params, request, reading, prompt_characters, .. } = prepared.await?;
+    let Prepared { mut params, request, reading, prompt_characters, .. } = prepared.await?;
     let mut choices = Choices::start(&context, vec![request], &params, 1, NAMES).await?;
+    choices.tell_unbound(&mut params.warnings);
     let prompt_tokens = choices.prompt_tokens();
     choices.first().await?;
     context.began();

@@ -106,12 +106,16 @@ impl ChatFormats {
             );
         }
         let render = |chat: &Chat| prompt.render(chat, &CancellationToken::new()).ok();
-        let manners = calls.map_or_else(Manners::default, |calls| Manners::of(with_tools, calls, render));
+        let manners = match with_tools {
+            "" => Manners::default(),
+            template => Manners::of(template, calls, render),
+        };
         Self { calls, reasoning, template: with_tools.to_owned(), manners }
     }
 
-    /// Brings earlier calls, each with arguments, and their results to where the template shows them.
+    /// Makes of messages what the template reads, and brings earlier calls, each with arguments, and their results to where it shows them.
     pub fn rewrite(&self, messages: &mut Vec<Value>) {
+        self.manners.messages.rewrite(messages);
         fill_in_arguments(messages);
         if let Some(calls) = self.calls {
             self.manners.calls.rewrite(messages, &self.template, calls);

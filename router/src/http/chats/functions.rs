@@ -18,8 +18,6 @@ const CHOICE: &str = request_fields::TOOL_CHOICE.name;
 #[derive(Debug)]
 pub struct Function {
     pub callable: Callable,
-    /// Its calls are held to what it says, or refused.
-    pub is_strict: bool,
     /// Its argument is a text, not JSON.
     pub is_custom: bool,
     /// As templates show it.
@@ -135,8 +133,8 @@ impl Function {
                 schema: function.value(schema).clone(),
                 at: function.at(schema).to_pointer(),
                 lark: None,
+                is_strict: strict == &Value::Bool(true),
             },
-            is_strict: strict == &Value::Bool(true),
             is_custom: false,
             shown: as_shown(shown),
             name_at: function.at("name"),
@@ -189,9 +187,14 @@ impl Function {
         });
         let shown = json!({"name": name, "description": custom.value("description"), "parameters": schema});
         Ok(Self {
-            // A grammar is never left out silently.
-            is_strict: custom.get("format").is_some(),
-            callable: Callable { name: name.to_owned(), schema, at: at.to_pointer(), lark },
+            callable: Callable {
+                name: name.to_owned(),
+                schema,
+                at: at.to_pointer(),
+                lark,
+                // A grammar is never left out.
+                is_strict: custom.get("format").is_some(),
+            },
             is_custom: true,
             shown: as_shown(json!({"type": "function", "function": shown})),
             name_at: custom.at("name"),

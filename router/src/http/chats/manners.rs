@@ -5,6 +5,8 @@ use penstock_core::prompt::Chat;
 use penstock_output::{ToolFormat, written_calls};
 use serde_json::{Value, json};
 
+use crate::http::chats::messages::{MessageManners, text_of};
+
 const TOOL: &str = "penstock_looks_for_tools";
 const RESULT: &str = "penstock looks for results";
 
@@ -34,59 +36,80 @@ pub enum CallPlace {
     TextAndUser,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manners {
     pub tools: ToolPlace,
+    /// The template needs a description and parameters of each function.
+    pub fills_in_tools: bool,
     pub calls: CallPlace,
+    pub messages: MessageManners,
 }
 
 impl Manners {
-    /// `render` gives None where the template refuses a chat. `template` is its source, for chats with tools.
-    pub fn of(template: &str, calls: &ToolFormat, render: impl Fn(&Chat) -> Option<String>) -> Self {
+    /// `render` gives None where the template refuses a chat. `template` is its source, for chats with tools; without `calls`, calls
+    /// and results stay where they are.
+    pub fn of(template: &str, calls: Option<&ToolFormat>, render: impl Fn(&Chat) -> Option<String>) -> Self {
         let user = json!({"role": "user", "content": "x"});
         let system = json!({"role": "system", "content": "x"});
         // Some say what they say of tools only where there is a system's message.
-        let shows = |messages: &[Value], tools: bool, wanted: &[&str]| {
+        let shows = |messages: &[Value], tool: Option<Value>, wanted: &[&str]| {
             let all = |before: &[&Value]| -> Vec<Value> {
                 before.iter().copied().cloned().chain(messages.iter().cloned()).collect()
             };
             [all(&[&user]), all(&[&system, &user])].into_iter().any(|messages| {
-                let chat = Chat {
-                    messages,
-                    tools: tools.then(|| vec![json!({"type": "function", "function": function()})]),
-                    ..Chat::default()
-                };
+                let chat = Chat { messages, tools: tool.clone().map(|tool| vec![tool]), ..Chat::default() };
                 render(&chat).is_some_and(|text| wanted.iter().all(|wanted| text.contains(wanted)))
             })
         };
-        let tools = if shows(&[], true, &[TOOL]) {
+        let bare = json!({"type": "function", "function": {"name": TOOL}});
+        let mut filled = bare.clone();
+        fill_in(&mut filled);
+        let tools = if shows(&[], Some(filled), &[TOOL]) {
             ToolPlace::Template
         } else if shows_within_the_system_message(&render) {
             ToolPlace::SystemMessage
         } else {
             ToolPlace::LastMessage
         };
-        let shows_calls = |place: CallPlace| {
+        let result = |place: CallPlace, content: Value, has_name: bool| {
             let mut messages = vec![
                 json!({"role": "assistant", "content": null, "tool_calls":
                     [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": {}}}]}),
-                json!({"role": "tool", "tool_call_id": "call00001", "name": TOOL, "content": RESULT}),
+                json!({"role": "tool", "tool_call_id": "call00001", "content": content}),
             ];
-            place.rewrite(&mut messages, template, calls);
-            shows(&messages, false, &[TOOL, RESULT])
+            if has_name {
+                messages[1]["name"] = TOOL.into();
+            }
+            if let Some(calls) = calls {
+                place.rewrite(&mut messages, template, calls);
+            }
+            messages
         };
+        let shows_calls =
+            |place: CallPlace| shows(&result(place, json!(RESULT), true), None, &[TOOL, RESULT]);
         let places = [CallPlace::Messages, CallPlace::OwnRoles, CallPlace::Text, CallPlace::TextAndUser];
-        Self { tools, calls: places.into_iter().find(|place| shows_calls(*place)).unwrap_or_default() }
+        let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
+        let place = place.unwrap_or_default();
+        let messages = MessageManners::of(
+            |messages| render(&Chat { messages, ..Chat::default() }),
+            |content, has_name| [vec![user.clone()], result(place, content, has_name)].concat(),
+        );
+        let fills_in_tools = tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]);
+        Self { tools, fills_in_tools, calls: place, messages }
     }
 }
 
-fn function() -> Value {
-    json!({"name": TOOL, "description": "x", "parameters": {"type": "object", "properties": {}}})
+/// The description and the parameters that a function does not have.
+pub fn fill_in(tool: &mut Value) {
+    if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
+        function.entry("description").or_insert_with(|| "".into());
+        function.entry("parameters").or_insert_with(|| json!({"type": "object", "properties": {}}));
+    }
 }
 
 fn shows_within_the_system_message(render: impl Fn(&Chat) -> Option<String>) -> bool {
     let mut messages = vec![json!({"role": "user", "content": "x"})];
-    into_the_system_message(&mut messages, &[json!({"function": function()})]);
+    into_the_system_message(&mut messages, &[json!({"function": {"name": TOOL}})]);
     let chat = Chat { messages, ..Chat::default() };
     render(&chat).is_some_and(|text| text.contains(TOOL))
 }
@@ -179,15 +202,6 @@ fn arguments(call: &Value) -> Value {
         Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| text.clone().into()),
         Value::Null => json!({}),
         other => other.clone(),
-    }
-}
-
-/// A message's content without its parts' borders.
-fn text_of(content: &Value) -> String {
-    match content {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
-        _ => String::new(),
     }
 }
 

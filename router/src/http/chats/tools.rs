@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use penstock_core::constraint::GrammarSource;
 use penstock_core::prompt::Chat;
-use penstock_output::{Callable, Calls, Part, Start, Tool, ToolFormat, after_reasoning};
+use penstock_output::{Callable, Calls, Part, Possible, Start, Tool, ToolFormat, Unbound, after_reasoning};
 use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
 use crate::http::chats::functions::{Choice, Function, Shape, choice, functions};
-use crate::http::chats::manners::{ToolPlace, into_the_system_message};
+use crate::http::chats::manners::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::constraints::Asked;
 use crate::http::error::{ApiError, Place};
@@ -145,7 +145,13 @@ impl Tools {
     pub fn show(&self, chat: &mut Chat, formats: &ChatFormats) {
         let place = formats.manners.tools;
         match place {
-            ToolPlace::Template => chat.tools = Some(self.shown.clone()),
+            ToolPlace::Template => {
+                let mut shown = self.shown.clone();
+                if formats.manners.fills_in_tools {
+                    shown.iter_mut().for_each(fill_in);
+                }
+                chat.tools = Some(shown);
+            }
             ToolPlace::SystemMessage => into_the_system_message(&mut chat.messages, &self.shown),
             ToolPlace::LastMessage => {}
         }
@@ -234,21 +240,27 @@ impl Tools {
                 grammar_is_optional: false,
             });
         }
-        let is_strict = self.functions.iter().any(|function| function.is_strict);
+        let is_strict = self.functions.iter().any(|function| function.callable.is_strict);
+        let in_format = |Unbound { at, why }| Unbound {
+            at,
+            why: format!("in this model's format ({}) {why}", format.name),
+        };
         let grammar = match calls.possible() {
-            Ok(parts) => grammar(parts),
+            Ok(Possible { parts, unbound }) => {
+                let unbound: Vec<_> = unbound.into_iter().map(in_format).collect();
+                warnings.unbound(TOOLS, &unbound);
+                grammar(parts)
+            }
+            Err(Unbound { at, why }) if is_strict => {
+                let text = format!(
+                    "calls in this model's format ({}) cannot be held to it: {why}. \
+                     Leave `strict` or the grammar out, or make the answer a call by `{CHOICE}`",
+                    format.name
+                );
+                return Err(ApiError::unusable(Place::from(TOOLS).pointer(&at), text));
+            }
             Err(unbound) => {
-                let (at, why) = (Place::from(TOOLS).pointer(&unbound.at), unbound.why);
-                let format = format.name;
-                if is_strict {
-                    let text = format!(
-                        "calls in this model's format ({format}) cannot be held to it: {why}. \
-                         Leave `strict` or the grammar out, or make the answer a call by `{CHOICE}`"
-                    );
-                    return Err(ApiError::unusable(at, text));
-                }
-                let why = format!("on how calls are written ({format}): {why}");
-                warnings.no_effect(&at.to_string(), &why);
+                warnings.unbound(TOOLS, &[in_format(unbound)]);
                 None
             }
         };
@@ -511,11 +523,16 @@ mod tests {
         };
         let coder = formats("qwen3_coder", "tools");
         let (auto, warnings) = bound(&given(""), &coder, None);
-        assert!(auto.grammar.is_none());
+        assert!(
+            auto.grammar.is_some() && auto.grammar_is_optional,
+            "another function's calls are held to its schema"
+        );
         assert_eq!(
             warnings.lines(),
-            ["`tools[0].function.parameters` has no effect on how calls are written (qwen3_coder): \
-              `minProperties` is about the object as a whole"]
+            [
+                "`tools[0].function.parameters` has no effect on calls of its function, nor has the rest of its schema: in this \
+              model's format (qwen3_coder) `minProperties` is about the object as a whole"
+            ]
         );
         let strict = given(r#", "strict": true"#);
         let refused = strict.bind(&coder, Start::Content, 0, None, &mut Warnings::default());

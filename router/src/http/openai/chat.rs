@@ -220,8 +220,9 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
         prepared.params.warnings = prepared.params.warnings.settle(fields.limits())?;
         Ok(prepared)
     });
-    let Prepared { params, request, logprobs, reading, prompt_characters, names } = prepared.await?;
+    let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared.await?;
     let mut choices = Choices::start(&context, vec![request], &params, params.n, names).await?;
+    choices.tell_unbound(&mut params.warnings);
     choices.first().await?;
     context.began();
     let head = AnswerHead::new("chatcmpl", params.model);

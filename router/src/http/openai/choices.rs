@@ -10,6 +10,7 @@ use crate::http::error::{ApiError, FieldNames};
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_context::RequestContext;
 use crate::http::request_fields;
+use crate::http::warnings::Warnings;
 
 pub struct Choices {
     generations: Vec<Generation>,
@@ -58,6 +59,12 @@ impl Choices {
     /// Of the first prompt.
     pub fn prompt_tokens(&self) -> u32 {
         self.generations.first().map_or(0, Generation::prompt_tokens)
+    }
+
+    /// Names in `warnings` what their grammar does not hold them to.
+    pub fn tell_unbound(&self, warnings: &mut Warnings) {
+        let first = self.generations.first();
+        warnings.unbound(self.names.grammar, first.map_or(&[], Generation::unbound));
     }
 
     pub fn names(&self) -> FieldNames {

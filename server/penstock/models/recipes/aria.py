@@ -1,7 +1,7 @@
 """The text of Aria: Llama with experts in one tensor for all of them, stored as (X, in, out), and shared ones beside them.
 
-Aria-sequential_mlp, which others quantize, has each expert in tensors of its own. Their names are those of SequentialMLP in its authors' account
-of their training code (2024, "Finetune MoE with LoRA"): `experts` of a module that is `experts` itself.
+Aria-sequential_mlp, which others quantize, has each expert in tensors of its own. Their names are a guess from a description of a SequentialMLP
+(2024, "Finetune MoE with LoRA"): `experts` of a module that is `experts` itself. Under any others the model is refused.
 """
 
 from dataclasses import replace

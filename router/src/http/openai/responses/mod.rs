@@ -48,8 +48,9 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
         Ok((prepared, echo, service_tier))
     });
     let (prepared, echo, service_tier) = read.await?;
-    let Prepared { params, request, logprobs, reading, prompt_characters, names } = prepared;
+    let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared;
     let mut choices = Choices::start(&context, vec![request], &params, 1, names).await?;
+    choices.tell_unbound(&mut params.warnings);
     choices.first().await?;
     context.began();
     let writer = Events {

@@ -1,0 +1,345 @@
+//! What a chat template makes of messages that its model was not trained on, found by rendering some: clients send parts, a
+//! developer's messages and several of the system, and most templates refuse these, leave them out or print them as they are in
+//! JSON. Where the template does not read them, they are rewritten to what it reads.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+/// Roles whose messages are tried.
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+/// Whose words come before the conversation.
+const INSTRUCT: [&str; 2] = ["system", "developer"];
+
+const FIRST: &str = "penstock looks for one part ";
+const SECOND: &str = "penstock looks for another";
+
+/// What has to be rewritten; by default nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MessageManners {
+    /// Roles whose parts are joined: the template does not read a part as it reads the text.
+    joined: Vec<&'static str>,
+    /// A developer's messages are the system's: the template shows these alone.
+    developer_is_system: bool,
+    /// Instructions are one message, the first: the template does not show several, or none later.
+    instructs_once: bool,
+    /// Results have the names of their functions: without them the template does not show one.
+    names_results: bool,
+}
+
+impl MessageManners {
+    /// `render` gives None where the template refuses the messages. `result` is a conversation whose last message is a tool's
+    /// result with this content, and without or with the function's name, as the template is given it.
+    pub fn of(
+        render: impl Fn(Vec<Value>) -> Option<String>,
+        result: impl Fn(Value, bool) -> Vec<Value>,
+    ) -> Self {
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let (user, assistant) = (message("user", "x"), message("assistant", "y"));
+        let shows = |messages: Vec<Value>| {
+            let wanted = [FIRST.trim(), SECOND];
+            render(messages).is_some_and(|text| wanted.iter().all(|wanted| text.contains(wanted)))
+        };
+        let both = format!("{FIRST}{SECOND}");
+        let names_results = !shows(result(json!(both), false)) && shows(result(json!(both), true));
+        let with = |role: &str, content: Value| {
+            let this = json!({"role": role, "content": content});
+            match role {
+                "system" => vec![this, user.clone()],
+                "assistant" => vec![user.clone(), this, user.clone()],
+                "tool" => result(this["content"].clone(), names_results),
+                _ => vec![this],
+            }
+        };
+        let reads_parts = |role: &str| {
+            let part = |text: &str| json!({"type": "text", "text": text});
+            let text = render(with(role, json!(both)));
+            text.is_some()
+                && text == render(with(role, json!([part(&both)])))
+                && shows(with(role, json!([part(FIRST), part(SECOND)])))
+        };
+        let several = |role: &str| {
+            let (first, second) = (message(role, FIRST), message(role, SECOND));
+            shows(vec![first.clone(), second.clone(), user.clone()])
+                && shows(vec![first.clone(), user.clone(), second.clone()])
+                && shows(vec![first, user.clone(), assistant.clone(), second, user.clone()])
+        };
+        let shows_role = |role: &str| shows(vec![message(role, &both), user.clone()]);
+        let developer_is_system = !shows_role("developer") && shows_role("system");
+        Self {
+            joined: ROLES.into_iter().filter(|role| !reads_parts(role)).collect(),
+            developer_is_system,
+            instructs_once: !(several("system") && (developer_is_system || several("developer"))),
+            names_results,
+        }
+    }
+
+    pub fn rewrite(&self, messages: &mut Vec<Value>) {
+        if self.developer_is_system {
+            for message in messages.iter_mut().filter(|message| message["role"] == "developer") {
+                message["role"] = "system".into();
+            }
+        }
+        for message in messages.iter_mut().filter(|message| message["content"].is_array()) {
+            // Other roles are taken for the user's.
+            let role = ROLES.into_iter().find(|role| message["role"] == *role).unwrap_or("user");
+            if self.joined.contains(&role) {
+                message["content"] = text_of(&message["content"]).into();
+            }
+        }
+        if self.instructs_once {
+            instruct_once(messages);
+        }
+        if self.names_results {
+            name_results(messages);
+        }
+    }
+}
+
+/// Instructions as one message at the beginning, in their order. Turns of the user between which some stood are one: many of these templates
+/// want the user and the assistant to take turns.
+fn instruct_once(messages: &mut Vec<Value>) {
+    let instructs = |message: &Value| INSTRUCT.iter().any(|role| message["role"] == *role);
+    let is_first = messages.first().is_some_and(instructs);
+    match messages.iter().filter(|message| instructs(message)).count() {
+        0 => return,
+        1 if is_first => return,
+        _ => {}
+    }
+    let mut first = Value::Null;
+    let (mut texts, mut others) = (Vec::new(), Vec::<Value>::with_capacity(messages.len()));
+    let mut is_behind_one = false;
+    for message in std::mem::take(messages) {
+        if instructs(&message) {
+            texts.push(text_of(&message["content"]));
+            first = if first.is_null() { message } else { first };
+            is_behind_one = true;
+            continue;
+        }
+        let is_user = |message: &Value| message["role"] == "user";
+        match others.last_mut().filter(|last| is_behind_one && is_user(last) && is_user(&message)) {
+            Some(last) => {
+                let turns = [&last["content"], &message["content"]].map(text_of);
+                last["content"] = turns.join("\n\n").into();
+            }
+            None => others.push(message),
+        }
+        is_behind_one = false;
+    }
+    first["content"] = texts.join("\n\n").into();
+    others.insert(0, first);
+    *messages = others;
+}
+
+/// Results that do not say of which function they are have its name, as the call with their id has it.
+fn name_results(messages: &mut [Value]) {
+    let mut names: HashMap<String, Value> = HashMap::new();
+    for message in messages {
+        for call in message["tool_calls"].as_array().into_iter().flatten() {
+            if let Some(id) = call["id"].as_str() {
+                names.insert(id.to_owned(), call["function"]["name"].clone());
+            }
+        }
+        if message["role"] == "tool" && message["name"].is_null() {
+            let name = message["tool_call_id"].as_str().and_then(|id| names.get(id));
+            if let Some(name) = name {
+                message["name"] = name.clone();
+            }
+        }
+    }
+}
+
+/// A message's content without its parts' borders.
+pub fn text_of(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_core::prompt::Chat;
+    use penstock_output::{of_template, tool_format};
+    use penstock_template::ChatTemplates;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::http::chats::formats::ChatFormats;
+    use crate::http::chats::manners::Manners;
+
+    const FAMILIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/chat_templates");
+
+    /// A model's template, as a server knows it.
+    struct Family {
+        templates: ChatTemplates,
+        formats: ChatFormats,
+    }
+
+    impl Family {
+        fn of(source: &str) -> Self {
+            let tokens = json!({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"});
+            let named = [("default".to_owned(), source.to_owned())];
+            let complain = |_: &str, reason: String| panic!("{reason}: {source}");
+            let templates =
+                ChatTemplates::compile(&named, tokens.as_object().expect("an object").clone(), complain);
+            let calls = of_template(source).0.or_else(|| tool_format("json"));
+            let manners = Manners::of(source, calls, |chat| of(&templates, chat));
+            let formats = ChatFormats { calls, reasoning: None, template: source.to_owned(), manners };
+            Self { templates, formats }
+        }
+
+        /// The prompt of messages as clients send them.
+        fn prompt(&self, mut messages: Vec<Value>) -> Option<String> {
+            self.formats.rewrite(&mut messages);
+            of(&self.templates, &Chat { messages, ..Chat::default() })
+        }
+    }
+
+    fn of(templates: &ChatTemplates, chat: &Chat) -> Option<String> {
+        templates.render(chat, &CancellationToken::new()).ok()
+    }
+
+    fn families() -> Vec<(String, Family)> {
+        let files = std::fs::read_dir(FAMILIES).expect("a folder").map(|file| file.expect("a file").path());
+        let read = |file: std::path::PathBuf| {
+            let source = std::fs::read_to_string(&file).expect("a text");
+            (file.file_stem().expect("a name").to_string_lossy().into_owned(), Family::of(&source))
+        };
+        files.map(read).collect()
+    }
+
+    fn said(role: &str, content: impl Into<Value>) -> Value {
+        json!({"role": role, "content": content.into()})
+    }
+
+    fn parts<const N: usize>(texts: [&str; N]) -> Value {
+        texts.map(|text| json!({"type": "text", "text": text})).into()
+    }
+
+    /// Whatever a client sends, each template shows all of it, if it shows such words in any form at all.
+    #[test]
+    fn no_words_are_lost() {
+        let (user, assistant) = (said("user", "x"), said("assistant", "y"));
+        let call = json!({"role": "assistant", "content": null, "tool_calls":
+            [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}]});
+        let result =
+            |content: Value| json!({"role": "tool", "tool_call_id": "call00001", "content": content});
+        let all = families();
+        assert!(all.len() > 50, "{} templates", all.len());
+        let mut rewritten = [0; 4];
+        for (name, family) in &all {
+            let shows = |messages: Vec<Value>| {
+                let text = family.prompt(messages)?;
+                let is_json = ["'text'", "\"text\""].iter().any(|name| text.contains(name));
+                Some(["WON", "TOO"].iter().all(|word| text.contains(word)) && !is_json)
+            };
+            let begins = shows(vec![said("user", "WON TOO")]);
+            match &**name {
+                // They are for chats with tools alone.
+                "command_r_tools" | "hermes" => continue,
+                // Shows only what follows a message of the system.
+                "llama3_3_pythonic" => assert_eq!(begins, Some(false)),
+                _ => assert_eq!(begins, Some(true), "{name}"),
+            }
+            let of_parts = shows(vec![said("user", parts(["WON ", "TOO"]))]);
+            assert_eq!(of_parts, begins, "{name}: parts of a question");
+            let turns = |content: Value| vec![user.clone(), said("assistant", content), user.clone()];
+            let told = shows(turns("WON TOO".into()));
+            assert_eq!(shows(turns(parts(["WON ", "TOO"]))), told, "{name}: parts of an answer");
+            let results = |content: Value| vec![user.clone(), call.clone(), result(content)];
+            let mut named = results("WON TOO".into());
+            named[2]["name"] = "f".into();
+            let told = shows(named);
+            assert!(told.is_some(), "{name}: a result");
+            assert_eq!(shows(results("WON TOO".into())), told, "{name}: a result without a name");
+            assert_eq!(shows(results(parts(["WON ", "TOO"]))), told, "{name}: parts of a result");
+            // Some know no instructions.
+            if shows(vec![said("system", "WON TOO"), user.clone()]) == Some(true) {
+                for role in INSTRUCT {
+                    for messages in [
+                        vec![said(role, parts(["WON ", "TOO"])), user.clone()],
+                        vec![said(role, "WON"), said("developer", "TOO"), user.clone()],
+                        vec![said(role, "WON"), user.clone(), said(role, "TOO")],
+                        vec![user.clone(), said(role, "WON"), said("system", "TOO"), user.clone()],
+                        vec![
+                            said(role, "WON"),
+                            user.clone(),
+                            assistant.clone(),
+                            said("system", "TOO"),
+                            user.clone(),
+                        ],
+                    ] {
+                        if messages[0]["role"] != "user" || begins == Some(true) {
+                            assert_eq!(shows(messages.clone()), Some(true), "{name}: {messages:?}");
+                        }
+                    }
+                }
+            }
+            let MessageManners { joined, developer_is_system, instructs_once, names_results } =
+                &family.formats.manners.messages;
+            let needs = [joined.contains(&"user"), *developer_is_system, *instructs_once, *names_results];
+            rewritten.iter_mut().zip(needs).for_each(|(count, needs)| *count += u32::from(needs));
+        }
+        // Enough of them do not show it as it comes, for this to have a point.
+        let [joined, developer, once, _] = rewritten;
+        assert!(joined > 30 && developer > 15 && once > 4, "{rewritten:?} of {}", all.len());
+    }
+
+    #[test]
+    fn what_a_template_reads_is_left_as_it_is() {
+        let reads_all = Family::of(
+            "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}\
+             {% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endif %}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        assert_eq!(reads_all.formats.manners.messages, MessageManners::default());
+        let plain = Family::of(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let manners = &plain.formats.manners.messages;
+        let joined = MessageManners { joined: ROLES.to_vec(), ..MessageManners::default() };
+        assert_eq!(manners, &joined);
+        assert_eq!(plain.prompt(vec![said("user", parts(["a", "b"]))]).as_deref(), Some("<user>ab"));
+    }
+
+    /// Qwen 3.5's rule.
+    #[test]
+    fn instructions_of_a_strict_template_are_one_message() {
+        let strict = Family::of(
+            "{% for m in messages %}{% if m.role == 'system' %}{% if not loop.first %}{{ raise_exception('System message must be at \
+             the beginning.') }}{% endif %}{% elif m.role not in ['user', 'assistant', 'tool'] %}{{ raise_exception('Unexpected message \
+             role.') }}{% endif %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let prompt = |messages| strict.prompt(messages);
+        let codex = vec![
+            said("system", "a"),
+            said("developer", "b"),
+            said("user", "c"),
+            said("developer", parts(["d"])),
+        ];
+        assert_eq!(prompt(codex).as_deref(), Some("<system>a\n\nb\n\nd<user>c"));
+        let between =
+            vec![said("user", "c"), said("system", "a"), said("user", parts(["d"])), said("user", "e")];
+        assert_eq!(prompt(between).as_deref(), Some("<system>a<user>c\n\nd<user>e"));
+        let one = vec![said("user", "c"), said("system", "a")];
+        assert_eq!(prompt(one).as_deref(), Some("<system>a<user>c"));
+        assert_eq!(prompt(vec![said("user", "c")]).as_deref(), Some("<user>c"));
+    }
+
+    /// FunctionGemma's rule.
+    #[test]
+    fn results_get_the_names_of_their_functions() {
+        let named = Family::of(
+            "{% for m in messages %}{% if m.role == 'tool' and not m.name %}{{ raise_exception('name must be provided') }}{% endif %}\
+             <{{ m.role }}{{ m.name or '' }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let call = |id: &str, name: &str| json!({"role": "assistant", "tool_calls": [{"id": id, "function": {"name": name, "arguments": {}}}]});
+        let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "r"});
+        let messages = vec![said("user", "x"), call("1", "f"), call("2", "g"), result("2"), result("1")];
+        let prompt = named.prompt(messages).expect("a prompt");
+        assert!(prompt.ends_with("<toolg>r<toolf>r"), "{prompt}");
+        let unknown = vec![said("user", "x"), call("1", "f"), result("3")];
+        assert_eq!(named.prompt(unknown), None);
+    }
+}
