@@ -252,6 +252,12 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
             Kind::Unsupported,
         ),
         (json!({"oneOf": [{"multipleOf": 3}, {"multipleOf": 5}]}), "/oneOf/0", Kind::Unsupported),
+        (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "/oneOf/1", Kind::Unsupported),
+        (
+            json!({"oneOf": [{"type": "number"}, {"type": "string"}, {"type": "integer"}], "minimum": 0}),
+            "/oneOf/0",
+            Kind::Unsupported,
+        ),
         (json!({"not": {"multipleOf": 3}}), "/not", Kind::Unsupported),
         (json!({"$dynamicRef": "#node"}), "/$dynamicRef", Kind::Unsupported),
         (json!([]), "", Kind::Invalid),

@@ -377,6 +377,7 @@ fn rows() -> Vec<Row> {
                     json!([{"$id": 1, "a": 1}, {"a": "x"}, 1]),
                 ),
                 trial(json!({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}), json!([]), json!([])),
+                trial(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), json!([]), json!([])),
             ],
         ),
         row(
