@@ -14,6 +14,7 @@ mod automaton;
 mod budget;
 mod cache;
 mod compiler;
+mod complement;
 mod error;
 mod forced;
 mod free_text;

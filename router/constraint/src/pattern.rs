@@ -5,6 +5,9 @@
 //! and a brace or a bracket may stand for itself. Source: ECMA-262, section "Regular Expression (RegExp) Objects".
 
 use llguidance::derivre::RegexBuilder;
+use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
+
+use crate::complement;
 
 /// White space that every engine takes for it, as the inside of a class; and what some do. A text is to be valid whoever
 /// checks it, so what lies between is neither space nor anything else.
@@ -12,10 +15,12 @@ const SPACE: &str = r"\t-\r ";
 const MAYBE_SPACE: &str =
     r"\t-\r\x1C-\x1F \u{85}\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}";
 /// Matches nothing.
-const NOTHING: &str = r"[^\x00-\u{10FFFF}]";
+pub(crate) const NOTHING: &str = r"[^\x00-\u{10FFFF}]";
 /// What `can_be_written` says no of, as the inside of a class.
 const UNWRITTEN: &str = r"\x00-\x07\x0B\x0E-\x1F\x7F";
+/// Line ends for any engine, and for every one.
 const LINE_ENDS: &str = r"\n\r\u{2028}\u{2029}";
+const LINE_END: &str = r"\n";
 /// The largest count in a repetition.
 const MOST_REPETITIONS: u32 = 100_000;
 /// Conditions at the start of an expression; the time of llguidance doubles with each that must hold together.
@@ -28,6 +33,8 @@ const MOST_WEIGHT: usize = 4_000_000;
 const WEIGHT_OF_SEVERAL: usize = 8;
 const WEIGHT_OF_CASES: usize = 32;
 const WEIGHT_OF_SET: usize = 512;
+/// Of a negative look-ahead, of which an automaton is made.
+const WEIGHT_OF_OPPOSITE: usize = 2_048;
 /// What may be left out makes a lexer take together all that may follow: this many, squared, weigh one.
 const OPTIONS_OF_WEIGHT: usize = 2;
 /// The ranges of a class are kept in order as they are read: so many of them, squared, weigh one.
@@ -82,6 +89,15 @@ pub(crate) enum Strings {
     Plain,
 }
 
+/// Whether an expression has what some engines read into it and others do not.
+#[derive(Clone, Copy, PartialEq)]
+enum Doubtful {
+    /// What it matches is matched by every engine.
+    Out,
+    /// What any engine matches is matched by it.
+    In,
+}
+
 /// An ECMAScript expression that may match anywhere in a string, as expressions which must all match.
 pub(crate) fn from_ecma(expression: &str, strings: Strings) -> Result<Vec<String>, String> {
     let mut conjuncts = Vec::new();
@@ -97,15 +113,19 @@ pub(crate) fn from_ecma(expression: &str, strings: Strings) -> Result<Vec<String
             break;
         }
         if rest.starts_with("^(?=") {
-            conjuncts.push(translate(&format!("^(?:{inside})"), strings)?);
+            conjuncts.push(translate(&format!("^(?:{inside})"), strings, Doubtful::Out)?);
         } else {
-            let Some(opposite) = not_at_start(inside) else { break };
-            conjuncts.push(opposite);
+            conjuncts.push(not_at_start(inside, strings)?);
         }
         rest = format!("^{}", after.strip_prefix('^').unwrap_or(after));
     }
-    conjuncts.push(translate(&rest, strings)?);
+    conjuncts.push(translate(&rest, strings, Doubtful::Out)?);
     checked(conjuncts)
+}
+
+/// What an ECMAScript expression weighs beside the expressions that are made of it.
+pub(crate) fn weight_of_opposites(expression: &str) -> usize {
+    expression.matches("(?!").count().saturating_mul(WEIGHT_OF_OPPOSITE)
 }
 
 fn checked(expressions: Vec<String>) -> Result<Vec<String>, String> {
@@ -118,7 +138,7 @@ fn checked(expressions: Vec<String>) -> Result<Vec<String>, String> {
 }
 
 /// The line of regex-syntax's report that names the error.
-fn reason(report: &str) -> String {
+pub(crate) fn reason(report: &str) -> String {
     let line = report.lines().find_map(|line| line.strip_prefix("error: ")).or_else(|| report.lines().next());
     let line = line.unwrap_or_default();
     if line.contains("lookaround") {
@@ -252,8 +272,8 @@ fn scan(text: &str, found: impl Fn(usize, char) -> bool) -> Option<usize> {
 }
 
 /// Writes an ECMAScript expression in the syntax of regex-syntax.
-fn translate(expression: &str, strings: Strings) -> Result<String, String> {
-    let mut from = Reader { characters: expression.chars().collect(), at: 0, strings };
+fn translate(expression: &str, strings: Strings, doubtful: Doubtful) -> Result<String, String> {
+    let mut from = Reader { characters: expression.chars().collect(), at: 0, strings, doubtful };
     let mut out = String::new();
     // An inline flag at the start is not ECMAScript, but in wide use.
     for (flag, kept) in [("(?i)", "(?i)"), ("(?u)", "")] {
@@ -268,7 +288,7 @@ fn translate(expression: &str, strings: Strings) -> Result<String, String> {
             '[' => class(&mut from, &mut out)?,
             '.' => {
                 out.push_str("[^");
-                out.push_str(LINE_ENDS);
+                out.push_str(if doubtful == Doubtful::In { LINE_END } else { LINE_ENDS });
                 out.push(']');
             }
             '(' if from.peek(0) == Some('?') => {
@@ -279,7 +299,7 @@ fn translate(expression: &str, strings: Strings) -> Result<String, String> {
                         out.push_str("(?:");
                     }
                     (Some('='), _) | (Some('!'), _) | (Some('<'), Some('=' | '!')) => {
-                        return Err("a look-ahead or look-behind is not supported".into());
+                        return Err("a look-ahead other than at the start, behind `^`, or a look-behind is not supported".into());
                     }
                     (Some('<'), _) | (Some('P'), Some('<')) => {
                         while from.next().is_some_and(|character| character != '>') {}
@@ -311,10 +331,18 @@ pub(crate) fn can_be_written(character: char) -> bool {
     !character.is_ascii_control() || matches!(character, '\x08' | '\t' | '\n' | '\x0c' | '\r')
 }
 
+/// The characters of all strings.
+pub(crate) fn characters(strings: Strings) -> ClassUnicode {
+    let all = ('\0'..='\x7f').filter(|one| strings == Strings::Plain || can_be_written(*one));
+    let ascii = all.map(|one| ClassUnicodeRange::new(one, one));
+    ClassUnicode::new(ascii.chain([ClassUnicodeRange::new('\u{80}', char::MAX)]))
+}
+
 struct Reader {
     characters: Vec<char>,
     at: usize,
     strings: Strings,
+    doubtful: Doubtful,
 }
 
 impl Reader {
@@ -382,9 +410,12 @@ fn escape(from: &mut Reader, within: Within) -> Result<Escape, String> {
         };
         Ok(Escape { text, character: None })
     };
-    // Of space and of what is none, the class is to have no more than every engine takes for it.
-    let (space, not_space) =
-        if within == Within::Negated { (MAYBE_SPACE, SPACE) } else { (SPACE, MAYBE_SPACE) };
+    // Of space and of what is none, the class is to have no more than every engine takes for it, or all that any does.
+    let (space, not_space) = if (within == Within::Negated) == (from.doubtful == Doubtful::Out) {
+        (MAYBE_SPACE, SPACE)
+    } else {
+        (SPACE, MAYBE_SPACE)
+    };
     let other = |text: &str| Ok(Escape { text: text.to_owned(), character: None });
     let character = match character {
         'd' => return set("0-9", false),
@@ -457,7 +488,7 @@ pub(crate) fn text_of_json(text: &str) -> String {
 }
 
 /// A character that stands for itself, inside a class and outside.
-fn literal(character: char) -> String {
+pub(crate) fn literal(character: char) -> String {
     // `\<` and `\>` are ends of words in regex-syntax.
     if character.is_ascii_alphanumeric() || matches!(character, '<' | '>') {
         character.to_string()
@@ -542,14 +573,18 @@ pub(crate) fn opposite(expression: &str) -> Option<String> {
     Some(other_than(&plain_texts(inside)?))
 }
 
-/// An expression for every string that `expression` does not match at its start.
-fn not_at_start(expression: &str) -> Option<String> {
-    match expression.strip_suffix('$') {
-        Some(whole) => Some(other_than(&plain_texts(whole)?)),
-        None => {
-            let texts = plain_texts(expression)?;
-            Some(tree(&texts, beginning_otherwise))
+/// An expression for every string that an ECMAScript expression does not match at its start.
+fn not_at_start(expression: &str, strings: Strings) -> Result<String, String> {
+    let (inside, is_whole) =
+        expression.strip_suffix('$').map_or((expression, false), |inside| (inside, true));
+    match plain_texts(inside) {
+        Some(texts) if is_whole => {
+            // Some engines take the place before a line end at the end for the end too.
+            let lines: Vec<String> = texts.iter().map(|text| format!("{text}\n")).collect();
+            Ok(other_than(&lines.iter().map(String::as_str).chain(texts).collect::<Vec<_>>()))
         }
+        Some(texts) => Ok(tree(&texts, beginning_otherwise)),
+        None => complement::not_at_start(&translate(expression, strings, Doubtful::In)?, strings),
     }
 }
 
@@ -716,7 +751,12 @@ mod tests {
         let expression = r"^(?=.*\d)(?=.*[a-z]).{3,5}$";
         assert!(ecma(expression, "a1b") && !ecma(expression, "abc") && !ecma(expression, "a1bcde"));
         assert!(from_ecma("a(?=b)", Strings::Plain).is_err());
-        assert!(from_ecma("^(?!a+)b", Strings::Plain).is_err());
+        assert!(from_ecma("^(?:(?!a)b)", Strings::Plain).is_err());
+        assert!(ecma("^(?!a+)b", "b") && !ecma("^(?!a+)[ab]", "ab") && !ecma("^(?!a+$)[ab]", "a"));
+        // What engines read differently is left out.
+        assert!(!ecma(r"^(?!.*@@)[^#]+$", "a\r@@") && ecma(r"^(?!.*@@)[^#]+$", "a\n@@"));
+        assert!(!ecma(r"^(?!\s)", "\u{a0}") && !ecma(r"^(?!\S)", "\u{a0}") && ecma(r"^(?![^\s])", " "));
+        assert!(!ecma(r"^(?!(?:no|nope)$)", "no\n") && ecma(r"^(?!(?:no|nope)$)", "nop\n"));
         assert!(ecma(r"^(?!(?:no|nope)$)\w+$", "not") && !ecma(r"^(?!(?:no|nope)$)\w+$", "nope"));
         assert!(ecma(r"^(?!@@)[\w@]+$", "@a@@") && !ecma(r"^(?!@@)[\w@]+$", "@@a"));
         assert!(ecma(r"^(?!(ab|a|b))\w*$", "") && !ecma(r"^(?!(ab|a|b))\w*$", "ax"));
@@ -737,7 +777,7 @@ mod tests {
             assert!(ecma(&format!("^{text}$"), text), "{text}");
         }
         assert!(ecma("^a{{2}$", "a{{"));
-        assert!(translate(&"{1".repeat(300_000), Strings::Plain).is_ok());
+        assert!(translate(&"{1".repeat(300_000), Strings::Plain, Doubtful::Out).is_ok());
     }
 
     #[test]

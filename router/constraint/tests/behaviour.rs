@@ -8,7 +8,7 @@ use std::{
 use crate::patient;
 use crate::synthetic::Vocabulary;
 use penstock_constraint::{
-    Cancel, CompileError, Compiler, Grammar, Kind, Limits, MatchError, Part, Source, Token,
+    Cancel, CompileError, Compiler, Grammar, Kind, Limits, MatchError, Part, Source, Token, Words,
 };
 use serde_json::{Value, json};
 
@@ -252,6 +252,12 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
             Kind::Unsupported,
         ),
         (json!({"oneOf": [{"multipleOf": 3}, {"multipleOf": 5}]}), "/oneOf/0", Kind::Unsupported),
+        (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "/oneOf/1", Kind::Unsupported),
+        (
+            json!({"oneOf": [{"type": "number"}, {"type": "string"}, {"type": "integer"}], "minimum": 0}),
+            "/oneOf/0",
+            Kind::Unsupported,
+        ),
         (json!({"not": {"multipleOf": 3}}), "/not", Kind::Unsupported),
         (json!({"$dynamicRef": "#node"}), "/$dynamicRef", Kind::Unsupported),
         (json!([]), "", Kind::Invalid),
@@ -333,6 +339,112 @@ fn every_engine_calls_no_white_space_what_is_said_to_be_none() {
         vec![r#""a@b""#],
         vec!["\"a\u{3000}b@c\"", "\"a\u{a0}b@c\"", "\"a b@c\""],
     )]);
+}
+
+/// zod's `email()` and pydantic's `Decimal` write them. Each text is judged by a validator too.
+#[test]
+fn a_negative_look_ahead_at_the_start_leaves_out_what_it_matches() {
+    let email =
+        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$";
+    let decimal = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$";
+    let of_places = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{0,2}0*$";
+    let cases = [
+        (
+            json!({"type": "string", "format": "email", "pattern": email}),
+            vec!["a@b.co", "a.b+c'd@e-f.g.org", "_@a.bc"],
+            vec![".a@b.co", "a..b@c.de", "a.@b.co", "a@b..co", "a@b", "@b.co", ""],
+        ),
+        (
+            json!({"type": "string", "pattern": email}),
+            vec!["a@b.co", "'.-@b.co"],
+            vec!["'..-@b.co", ".@b.co"],
+        ),
+        (
+            json!({"type": "string", "pattern": decimal}),
+            vec!["0", "-1.5", "+.5", "1.", "00012"],
+            vec!["", "-", "+.", ".", "1.5.2", "a", "-+1"],
+        ),
+        (
+            json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": of_places}]}),
+            vec!["1.25", "1.2500", "-0"],
+            vec!["", ".", "1.2345"],
+        ),
+        (
+            json!({"type": "string", "pattern": r"^(?!\s)(?!.*\s$)[\S\s]{1,8}$"}),
+            vec!["a b", "a\nb", "é\"\\"],
+            vec![" a", "a ", "a\n", "\t", ""],
+        ),
+        (
+            json!({"type": "string", "minLength": 2, "pattern": r"^(?!.*(?:--|__))(?![\d-])[\w-]+$"}),
+            vec!["a-b_c", "_1"],
+            vec!["a", "1a", "-a", "a--b", "a__b"],
+        ),
+        (
+            json!({"type": "string", "pattern": r"^(?!(?:con|nul)(?:\..*)?$).+"}),
+            vec!["con1", "a.nul"],
+            vec!["con", "nul.txt"],
+        ),
+        (json!({"type": "string", "pattern": r#"^(?!.*["\\]).{2}$"#}), vec!["ab", "''"], vec!["a\"", "\\a"]),
+        (json!({"type": "string", "pattern": r"^(?!a)"}), vec!["", "ba"], vec!["a", "ab"]),
+    ];
+    for (source, valid, invalid) in cases {
+        let validator = jsonschema::options().should_validate_formats(true).build(&source).unwrap();
+        let part = Part::Json { schema: source.clone(), at: String::new() };
+        for grammar in [schema(source.clone()), Source::Parts(vec![part])] {
+            let grammar = compile(grammar).unwrap_or_else(|error| panic!("{source}: {error}"));
+            for text in &valid {
+                let value = json!(text);
+                assert!(
+                    validator.is_valid(&value) && accepts(&grammar, &value.to_string()),
+                    "{source} and {text:?}"
+                );
+            }
+            for text in &invalid {
+                let value = json!(text);
+                assert!(
+                    !validator.is_valid(&value) && !accepts(&grammar, &value.to_string()),
+                    "{source} and {text:?}"
+                );
+            }
+        }
+        // As some formats of calls have them, without quotes.
+        let (Some(text), None) = (source.get("pattern"), source.get("format")) else { continue };
+        let words = Words::String {
+            schema: json!({"pattern": text}).as_object().unwrap().clone(),
+            at: String::new(),
+        };
+        let part =
+            Part::Words { words: vec![words], without: vec![], not_first: String::new(), close: "<".into() };
+        let grammar = compile(Source::Parts(vec![part])).unwrap_or_else(|error| panic!("{source}: {error}"));
+        let is_long = source.get("minLength").is_some();
+        for text in valid {
+            assert!(accepts(&grammar, &format!("{text}<")), "{source} as words refuses {text:?}");
+        }
+        for text in invalid.into_iter().filter(|text| !is_long || text.len() > 1) {
+            assert!(!accepts(&grammar, &format!("{text}<")), "{source} as words accepts {text:?}");
+        }
+    }
+}
+
+#[test]
+fn a_look_ahead_that_is_not_read_is_refused_with_its_reason() {
+    for (pattern, reason) in [
+        ("^(?!.*a.{9})b", "the opposite of a look-ahead would be too large an expression"),
+        ("^a(?!b)", "a look-ahead other than at the start"),
+        ("(?!a)b", "a look-ahead other than at the start"),
+        ("^(?!a(?=b))c", "a look-ahead other than at the start"),
+        ("^(?!a)b|c", "a look-ahead other than at the start"),
+        (r"^(?!\ba)b", "a word boundary is not supported"),
+    ] {
+        let source = json!({"properties": {"a": {"type": "string", "pattern": pattern}}});
+        let error = compile(schema(source)).unwrap_err();
+        assert_eq!(
+            (error.kind, error.path.as_str()),
+            (Kind::Unsupported, "/properties/a/pattern"),
+            "{pattern}"
+        );
+        assert!(error.reason.starts_with(reason), "{pattern}: {error}");
+    }
 }
 
 #[test]
@@ -574,6 +686,12 @@ fn bombs() -> Vec<(&'static str, Source)> {
             ),
         ),
         ("look-aheads", schema(json!({"pattern": format!("^{}b", "(?=a)".repeat(100_000))}))),
+        ("negative look-aheads", {
+            let pattern = |at| format!("^{}b", format!("(?!.*{at}.{{3}}|.*c.{{3}})").repeat(14));
+            let properties: Value =
+                (0..2_000).map(|at| (at.to_string(), json!({"pattern": pattern(at)}))).collect();
+            schema(json!({"properties": properties}))
+        }),
         ("braces", schema(json!({"pattern": "{".repeat(900_000)}))),
         ("sets", Source::Regex("\\w".repeat(400_000))),
         ("options", Source::Regex("a?".repeat(50_000))),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
-use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Source};
+use penstock_constraint::{Cancel, Compiler, Grammar, Kind, Limits, Part, Source};
 use serde_json::{Map, Value, json};
 
 const EOS: u32 = 256;
@@ -281,5 +281,116 @@ fn an_exclusive_bound_holds_wherever_it_stands() {
         let grammar = compiler.compile(Source::JsonSchema(schema.clone()), &Cancel::new()).unwrap();
         assert!(!accepts(&grammar, out), "{schema} accepts {out}");
         assert!(accepts(&grammar, within), "{schema} refuses {within}");
+    }
+}
+
+/// As a whole schema and within a call's text, where another parser reads the bounds.
+fn both_ways(schema: &Value) -> [Source; 2] {
+    let part = Part::Json { schema: schema.clone(), at: String::new() };
+    [Source::JsonSchema(schema.clone()), Source::Parts(vec![part])]
+}
+
+/// llguidance has bounds in 64 bits.
+#[test]
+fn bounds_may_lie_beyond_what_an_integer_holds() {
+    let (least, most) = (i64::MIN, i64::MAX);
+    let number = |low: Value, high: Value| json!({"type": "number", "minimum": low, "maximum": high});
+    let integer = |low: Value, high: Value| json!({"type": "integer", "minimum": low, "maximum": high});
+    let float32 = 3.402_823_466_385_288_6e38;
+    let cases = [
+        (integer(json!(least), json!(most)), vec!["-9223372036854774784", "9223372036854774784", "0"]),
+        (integer(json!(0), json!(u64::MAX)), vec!["0", "9223372036854774784"]),
+        (integer(json!(-3.4e38), json!(3.4e38)), vec!["-7", "9007199254740993"]),
+        (integer(json!(9_007_199_254_740_993_u64), json!(1e19)), vec!["9007199254740994"]),
+        (integer(json!(0), json!(9_007_199_254_740_993_u64)), vec!["9007199254740992"]),
+        (
+            number(json!(0), json!(1e19)),
+            vec!["0", "0.5", "9e0", "9223372036854774784", "1000000000000000000.5"],
+        ),
+        (number(json!(0), json!(18_446_744_073_709_551_615_u64)), vec!["12.75"]),
+        (number(json!(-float32), json!(float32)), vec!["-12.75", "9000000000000000000"]),
+        (number(json!(-f64::MAX), json!(f64::MAX)), vec!["-12.75", "12.75"]),
+        (number(json!(1e18), json!(2e18)), vec!["1000000000000000000", "1999999999999999999.5"]),
+        (json!({"type": "number", "exclusiveMinimum": -1e19, "exclusiveMaximum": 1e19}), vec!["-12.75"]),
+        (
+            json!({"$schema": "http://json-schema.org/draft-04/schema#", "type": "number", "minimum": -1e19, "exclusiveMinimum": true, "maximum": 1e19}),
+            vec!["-12.75"],
+        ),
+        (json!({"type": "integer", "minimum": 1e18}), vec!["1000000000000000000", "9223372036854774784"]),
+        (json!({"type": "number", "maximum": -1e18}), vec!["-1000000000000000000", "-9223372036854774784.0"]),
+        (
+            json!({"allOf": [{"type": "integer", "minimum": 2e18}, {"maximum": 3e18}]}),
+            vec!["2500000000000000000"],
+        ),
+        (json!({"type": "integer", "exclusiveMaximum": 18_014_398_509_481_984.0}), vec!["18014398509481982"]),
+        (
+            json!({"type": "integer", "exclusiveMinimum": -18_014_398_509_481_984.0}),
+            vec!["-18014398509481982"],
+        ),
+    ];
+    let around = [
+        "-18014398509481984",
+        "-18014398509481985",
+        "-1000000000000000001",
+        "-9223372036854775808",
+        "-9223372036854775809",
+        "-9223372036854777856",
+        "-10000000000000000001",
+        "-1",
+        "-0.5",
+        "0",
+        "9007199254740991",
+        "9007199254740992",
+        "9007199254740993",
+        "9007199254740994",
+        "18014398509481983",
+        "18014398509481984",
+        "18014398509481985",
+        "999999999999999999",
+        "1000000000000000000",
+        "2000000000000000000.5",
+        "3000000000000000001",
+        "9223372036854775807",
+        "9223372036854775808",
+        "10000000000000000001",
+        "18446744073709551616",
+        "1e20",
+        "-1e20",
+    ];
+    let compiler = Checker::new().compiler;
+    for (schema, within) in cases {
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        let is_valid = |text: &str| validator.is_valid(&serde_json::from_str(text).unwrap());
+        for source in both_ways(&schema) {
+            let grammar =
+                compiler.compile(source, &Cancel::new()).unwrap_or_else(|error| panic!("{schema}: {error}"));
+            for text in &within {
+                assert!(accepts(&grammar, text) || text.contains('e'), "{schema} refuses {text}");
+            }
+            for text in around.iter().filter(|text| !is_valid(text)) {
+                assert!(!accepts(&grammar, text), "{schema} accepts {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bound_that_no_written_number_reaches_is_refused_with_its_place() {
+    for (key, bound) in [
+        ("minimum", json!(1e19)),
+        ("exclusiveMinimum", json!(u64::MAX)),
+        ("minimum", json!(i64::MAX)),
+        ("maximum", json!(-1e300)),
+        ("exclusiveMaximum", json!(i64::MIN)),
+    ] {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "number", key: bound}}});
+        for source in both_ways(&schema) {
+            let error = Checker::new().compiler.compile(source, &Cancel::new()).unwrap_err();
+            assert_eq!(
+                (error.kind, error.path),
+                (Kind::Unsupported, format!("/properties/a/{key}")),
+                "{schema}"
+            );
+        }
     }
 }

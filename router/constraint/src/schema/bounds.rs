@@ -7,12 +7,20 @@
 //!
 //! Of the numbers whose digits begin those of the bound farther from zero it takes only texts with more zeros: "3.40" of `x <= 3.45`.
 //! So these numbers stand beside the bounds as constants.
+//!
+//! And it has the whole part of a bound in 64 bits, with one digit more above it where there is no bound farther from zero. So no number
+//! with a bound lies beyond [`FARTHEST`].
 
 use serde_json::{Map, Value, json};
 
 use super::{EXACT_INTEGERS, Place, Result, invalid};
+use crate::error::Kind;
 
 const KEYWORDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+/// The f64 below 2^63.
+const FARTHEST: f64 = 9_223_372_036_854_774_784.0;
+/// Bounds from here on have as many digits as fit.
+const MOST_DIGITS: f64 = 1e18;
 /// What lies inside of an exclusive bound by this part of it is refused too. Four units in the last place of an f64: a parser of
 /// JSON may read the inclusive bound, or the number, with an error of one.
 const HAIR: f64 = 4.0 * f64::EPSILON;
@@ -38,12 +46,27 @@ pub(super) fn bound(
     let number =
         value.as_f64().filter(|number| number.is_finite()).ok_or_else(|| invalid(place, "a number"))?;
     let mut float = number;
-    if !value.is_f64() && number.abs() > EXACT_INTEGERS {
-        // The nearest f64 may lie outside of the bound; take the next one inside.
+    let mut is_exclusive = key == exclusive || members.get(exclusive) == Some(&Value::Bool(true));
+    let integer = value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
+    let lies_outside = |integer| if lower { (number as i128) < integer } else { number as i128 > integer };
+    if integer.is_some_and(lies_outside) || is_exclusive && number.abs() > EXACT_INTEGERS {
+        // The nearest f64 is no bound, nor is what llguidance makes of an exclusive one so large. The next one inside is.
         float = if lower { number.next_up() } else { number.next_down() };
+        is_exclusive = false;
     }
-    let is_exclusive = key == exclusive || members.get(exclusive) == Some(&Value::Bool(true));
     let is_nearer_to_zero = if lower { float >= 0.0 } else { float <= 0.0 };
+    if is_nearer_to_zero && float.abs() > FARTHEST {
+        let reason = format!("a `{key}` beyond 2^63 is not supported here");
+        return Err(place.refuse(Kind::Unsupported, reason));
+    }
+    if is_nearer_to_zero && float.abs() >= MOST_DIGITS {
+        let (other, farthest) = if lower { ("maximum", FARTHEST) } else { ("minimum", -FARTHEST) };
+        put(other, farthest, own);
+    }
+    if float.abs() > FARTHEST {
+        float = FARTHEST.copysign(float);
+        is_exclusive = false;
+    }
     let name = match (is_exclusive, is_nearer_to_zero) {
         (true, false) => exclusive,
         (false, _) => inclusive,
@@ -52,13 +75,19 @@ pub(super) fn bound(
             inclusive
         }
     };
-    let is_tighter = |other: f64| if lower { float > other } else { float < other };
+    put(name, float, own);
+    Ok(())
+}
+
+/// Writes a bound where it is tighter than what is there.
+fn put(name: &str, bound: f64, own: &mut Map<String, Value>) {
+    let is_tighter = |other: f64| if name.ends_with("inimum") { bound > other } else { bound < other };
     if own.get(name).and_then(Value::as_f64).is_none_or(is_tighter) {
-        // A zero has no sign: the core's text of -0.0 would be the only zero of `minimum` and `maximum` both 0.
-        let value = if float == number && float != 0.0 { value.clone() } else { Value::from(float + 0.0) };
+        // A parser of JSON may read the text of a float with an error, of an integer it does not. And a zero has no sign: the text of
+        // -0.0 would be the only zero of `minimum` and `maximum` both 0.
+        let value = if bound.fract() == 0.0 { Value::from(bound as i64) } else { Value::from(bound) };
         own.insert(name.into(), value);
     }
-    Ok(())
 }
 
 /// Moves the bounds of `own` into a schema that takes the beginnings of their digits too, if there are any.

@@ -95,6 +95,9 @@ impl<'a> Translator<'a> {
             .map(|option| !self.disjoint_in(option, &typed, &[kind], demanded, place))
             .collect();
         let mut left = Vec::new();
+        let fractions = logic::fractions();
+        let has_none = |schema: &Value| self.disjoint_in(schema, &fractions, &[kind], demanded, place);
+        let mut left_out = None;
         for (index, option) in options.iter().enumerate().filter(|(index, _)| can_match[*index]) {
             let mut all = vec![option.clone()];
             for (other_index, other) in options.iter().enumerate() {
@@ -104,7 +107,7 @@ impl<'a> Translator<'a> {
                 {
                     continue;
                 }
-                let Some(negated) = self.negation_in(other, option, &[kind], demanded, place) else {
+                let refused = || {
                     let reason = if self.steps.get() == 0 {
                         format!(
                             "`oneOf`: its options take more than {} comparisons to tell apart; use `anyOf`",
@@ -115,10 +118,14 @@ impl<'a> Translator<'a> {
                             "`oneOf`: a value may match this and /{other_index} too, which cannot be told apart; use `anyOf`"
                         )
                     };
-                    let path = format!("{}/{index}", place.path);
-                    return Err(CompileError::at(Kind::Unsupported, path, reason));
+                    CompileError::at(Kind::Unsupported, format!("{}/{index}", place.path), reason)
                 };
+                let negated =
+                    self.negation_in(other, option, &[kind], demanded, place).ok_or_else(refused)?;
                 if self.disjoint_in(&negated, option, &[kind], demanded, place) {
+                    if kind == "number" && has_none(other) && !has_none(option) {
+                        left_out = Some(refused());
+                    }
                     all = vec![Value::Bool(false)];
                     break;
                 }
@@ -126,7 +133,11 @@ impl<'a> Translator<'a> {
             }
             left.push(all_of(all));
         }
-        Ok(any_of(left))
+        match (any_of(left), left_out) {
+            // There are numbers, which are not written.
+            (Value::Bool(false), Some(error)) => Err(error),
+            (left, _) => Ok(left),
+        }
     }
 
     /// A schema for all that `schema` refuses of what the rest accepts; Err where it cannot be written.

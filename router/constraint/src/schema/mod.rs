@@ -403,8 +403,8 @@ impl<'a> Translator<'a> {
         let refused = |reason| place.refuse(Kind::Unsupported, reason);
         let expressions = pattern::from_ecma(text, Strings::OfJson).map_err(refused)?;
         // Each is read again by llguidance.
-        let weight: usize =
-            expressions.iter().map(|expression| pattern::weight(expression, Cases::Own)).sum();
+        let weights = expressions.iter().map(|expression| pattern::weight(expression, Cases::Own));
+        let weight = weights.sum::<usize>() + pattern::weight_of_opposites(text);
         self.add_weight(weight, place)?;
         if !self.is_in_time(weight) {
             self.stop.check(self.limits)?;

@@ -461,7 +461,7 @@ impl<'a> Translator<'a> {
             return false;
         }
         let misses = |pattern: &String| {
-            if !self.works(WORK_OF_PATTERN + pattern.len()) {
+            if !self.works(WORK_OF_PATTERN + pattern.len() + pattern::weight_of_opposites(pattern)) {
                 return false;
             }
             let conjuncts = pattern::from_ecma(pattern, Strings::OfJson).unwrap_or_default();

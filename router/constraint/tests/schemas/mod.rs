@@ -52,6 +52,9 @@ true
 {"type": "string", "pattern": "^[A-Z]{2}[0-9]{2,4}$", "maxLength": 5}
 {"type": "string", "pattern": "^(?=.*[0-9])(?=.*[a-z])[0-9a-z]{4,8}$"}
 {"type": "string", "pattern": "^[^\\s\"]+$", "minLength": 1, "maxLength": 10}
+{"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"}
+{"type": "string", "pattern": "^(?!.*(?:ab|\\s))(?!e$).{1,6}$"}
+{"type": "string", "format": "email", "pattern": "^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\\-]*\\.)+[A-Za-z]{2,}$"}
 {"type": "string", "pattern": "^.{2}$"}
 {"type": "string", "pattern": "^\\w+@\\w+\\.\\w{2,3}$"}
 {"type": "string", "format": "date"}

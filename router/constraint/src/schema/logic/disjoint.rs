@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::values::{kinds_of, range_of, same, values_of};
-use super::{DEPTH, KINDS, Place, SILENT, Translator, breadth};
+use super::{DEPTH, KINDS, Place, SILENT, Translator, breadth, type_names};
 
 /// A schema, and the resource that its references are relative to.
 type Located<'v, 'a> = (&'v Value, &'a Value);
@@ -86,6 +86,12 @@ impl<'a> Translator<'a> {
                 if parts(key).is_some_and(|parts| parts.iter().all(part_is_apart)) {
                     return true;
                 }
+            }
+            if shared.kinds.iter().all(|kind| *kind == "number")
+                && members.get("not").is_some_and(|not| *not == json!({"type": "integer"}))
+                && that.0.get("type").and_then(type_names).is_some_and(|names| !names.contains(&"number"))
+            {
+                return true;
             }
             if let (Some(Value::Object(not)), Some(theirs)) = (members.get("not"), that.0.as_object())
                 && self.works(breadth(not))

@@ -120,6 +120,11 @@ pub(super) fn size(value: &Value) -> usize {
     size_of::<Value>() + within
 }
 
+/// The numbers that are no integers, which only [`Translator::disjoint`] knows.
+pub(super) fn fractions() -> Value {
+    json!({"type": "number", "not": {"type": "integer"}})
+}
+
 pub(super) fn accepts_all(schema: &Value) -> bool {
     schema == &Value::Bool(true) || schema.as_object().is_some_and(Map::is_empty)
 }
