@@ -52,6 +52,7 @@ def test_a_message(client: Anthropic) -> None:
     assert message.content[0].type == "text" and message.content[0].text
     assert message.stop_reason == "end_turn" and message.stop_sequence is None
     assert message.usage.input_tokens > 0 and message.usage.output_tokens > 0
+    assert message._request_id and len(message._request_id) == 32
 
 
 @pytest.mark.golden
@@ -173,6 +174,7 @@ def test_a_bad_request_is_told(client: Anthropic, more: dict[str, Any], says: st
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert says in body["error"]["message"], body
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
 
 
 def test_keys(guarded: Guarded) -> None:
