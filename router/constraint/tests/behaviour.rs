@@ -252,6 +252,13 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
             Kind::Unsupported,
         ),
         (json!({"oneOf": [{"multipleOf": 3}, {"multipleOf": 5}]}), "/oneOf/0", Kind::Unsupported),
+        (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "/oneOf", Kind::Unsupported),
+        (
+            json!({"properties": {"a": {"oneOf": [{"type": "number", "minimum": 3}, {"$ref": "#/$defs/n"}]}}, "$defs": {"n": {"type": "integer", "minimum": 3}}}),
+            "/properties/a/oneOf",
+            Kind::Unsupported,
+        ),
+        (json!({"oneOf": [{"type": "integer"}, {"type": "integer"}]}), "", Kind::Unsatisfiable),
         (json!({"not": {"multipleOf": 3}}), "/not", Kind::Unsupported),
         (json!({"$dynamicRef": "#node"}), "/$dynamicRef", Kind::Unsupported),
         (json!([]), "", Kind::Invalid),

@@ -67,6 +67,10 @@ impl<'a> Translator<'a> {
                 None => written.push((vec![kind], left)),
             }
         }
+        if written.is_empty() && self.takes_a_fraction_once(options, place) {
+            let reason = "`oneOf`: numbers with a fraction match one option alone, which cannot be written; use `anyOf`";
+            return Err(place.refuse(Kind::Unsupported, reason));
+        }
         let mut cores = Vec::new();
         for (kinds, left) in written {
             // What is left is not where the source has it, so an error names `oneOf` as a whole.

@@ -37,6 +37,24 @@ impl<'a> Translator<'a> {
         members.get("allOf")?.as_array()?.iter().find_map(|part| self.values_within(part, base, depth + 1))
     }
 
+    /// Whether a number with a fraction matches one of the options alone. The opposite of "integer" leaves those out.
+    pub(in crate::schema) fn takes_a_fraction_once(&self, options: &[Value], place: &Place<'a>) -> bool {
+        let empty = Map::new();
+        options.iter().enumerate().any(|(index, option)| {
+            let (low, high) = range_of(option.as_object().unwrap_or(&empty));
+            let inside =
+                [0.5, low.ceil() + 0.5, high.floor() - 0.5].into_iter().filter(|number| number.is_finite());
+            inside.map(Value::from).any(|number| {
+                let accepts = |schema: &Value| self.accepts(schema, &number, place.base, 0);
+                accepts(option) == Some(true)
+                    && options
+                        .iter()
+                        .enumerate()
+                        .all(|(other, schema)| other == index || accepts(schema) == Some(false))
+            })
+        })
+    }
+
     /// Whether a schema accepts a value, by JSON schema's rules; None where it says something that is not known here.
     pub(super) fn accepts(
         &self,
