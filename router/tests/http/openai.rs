@@ -182,8 +182,14 @@ async fn what_has_no_effect_is_named_in_the_answer() {
 #[tokio::test]
 async fn what_asks_for_what_is_done_is_named_in_no_warning() {
     let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
-    served.post("/v1/chat/completions", chat(json!({"store": false, "metadata": {}}))).await.good();
-    for more in [json!({"store": true}), json!({"metadata": {"a": "b"}}), json!({"metadata": 5})] {
+    let quiet = json!({"store": false, "metadata": {}, "stream_options": {"include_obfuscation": false}});
+    served.post("/v1/chat/completions", chat(quiet)).await.good();
+    for more in [
+        json!({"store": true}),
+        json!({"metadata": {"a": "b"}}),
+        json!({"metadata": 5}),
+        json!({"stream_options": {"include_obfuscation": true}}),
+    ] {
         assert_eq!(served.post("/v1/chat/completions", chat(more)).await.status, 422);
     }
 }

@@ -125,9 +125,17 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
 }
 
-/// What is told back as it was given.
+/// What is told back as it was given, with defaults where it was not, also within `text` and `reasoning`.
 fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo {
     let given = |name: &str, otherwise: Value| fields.value(name).unwrap_or(otherwise);
+    let filled = |given: Option<Value>, mut all: Value| {
+        for (name, value) in given.as_ref().and_then(Value::as_object).into_iter().flatten() {
+            if !value.is_null() {
+                all[name] = value.clone();
+            }
+        }
+        all
+    };
     Echo {
         instructions: given("instructions", Value::Null),
         max_output_tokens: given("max_output_tokens", Value::Null),
@@ -142,8 +150,8 @@ fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo 
         top_logprobs: given("top_logprobs", json!(0)),
         top_p: given("top_p", json!(1.0)),
         user: given("user", Value::Null),
-        text: text.unwrap_or_else(|| json!({"format": {"type": "text"}})),
-        reasoning: reasoning.unwrap_or_else(|| json!({"effort": null, "summary": null})),
+        text: filled(text, json!({"format": {"type": "text"}})),
+        reasoning: filled(reasoning, json!({"effort": null, "summary": null})),
     }
 }
 
@@ -641,6 +649,27 @@ mod tests {
         assert_eq!(tier(json!({"service_tier": "flex"})), "flex");
         assert_eq!(tier(json!({"service_tier": "priority"})), "priority");
         assert_eq!(tier(json!({"service_tier": "flex", "priority": 0})), "default");
+    }
+
+    #[test]
+    fn what_was_asked_is_told_back_with_its_defaults() {
+        let told = |more: Value| {
+            let echo = parsed(more).expect("valid").echo;
+            (echo.text, echo.reasoning)
+        };
+        let (text, reasoning) =
+            (json!({"format": {"type": "text"}}), json!({"effort": null, "summary": null}));
+        assert_eq!(told(json!({})), (text.clone(), reasoning.clone()));
+        assert_eq!(told(json!({"text": {"format": null}, "reasoning": {}})), (text, reasoning));
+        assert_eq!(
+            told(json!({"text": {"verbosity": "low"}, "reasoning": {"effort": "low"}})),
+            (
+                json!({"verbosity": "low", "format": {"type": "text"}}),
+                json!({"effort": "low", "summary": null})
+            )
+        );
+        let format = json!({"format": {"type": "json_object"}});
+        assert_eq!(told(json!({"text": format})).0, format);
     }
 
     #[test]
