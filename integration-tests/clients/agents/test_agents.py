@@ -141,6 +141,20 @@ def test_a_call_that_has_to_be_and_a_tool_that_takes_text(client: OpenAI) -> Non
         assert item.type == "custom_tool_call" and len(item.input) == 4 and set(item.input) <= set("abc")
 
 
+def test_a_function_of_a_namespace(client: OpenAI) -> None:
+    group = {"type": "namespace", "name": "mcp__sky", "description": "The weather", "tools": [TOOL]}
+    choice = {"type": "function", "name": "get_weather"}
+    conversation: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    for stream in (False, True):
+        answer: Any = client.responses.create(
+            **asked(conversation, tools=[group], tool_choice=choice, stream=stream)
+        )
+        (call,) = (list(answer)[-1].response if stream else answer).output
+        assert (call.type, call.namespace, call.name) == ("function_call", "mcp__sky", "get_weather")
+    conversation += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "21"}]
+    assert client.responses.create(**asked(conversation, tools=[group])).output
+
+
 def test_a_tool_that_takes_text_of_a_grammar(client: OpenAI) -> None:
     definition = 'start: NUMBER " + " NUMBER\nNUMBER: /[1-9][0-9]?/\n'
     form = {"type": "grammar", "syntax": "lark", "definition": definition}

@@ -52,6 +52,7 @@ def test_a_message(client: Anthropic) -> None:
     assert message.content[0].type == "text" and message.content[0].text
     assert message.stop_reason == "end_turn" and message.stop_sequence is None
     assert message.usage.input_tokens > 0 and message.usage.output_tokens > 0
+    assert message._request_id and len(message._request_id) == 32
 
 
 @pytest.mark.golden
@@ -111,6 +112,38 @@ def test_a_call_that_has_to_be(client: Anthropic, choice: dict[str, Any]) -> Non
     assert all(block.type == "text" for block in none.content)
 
 
+@pytest.mark.parametrize(
+    ("tool", "members"),
+    [
+        ({"type": "bash_20250124", "name": "bash"}, {"command", "restart"}),
+        (
+            {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 1000},
+            {
+                "command",
+                "path",
+                "view_range",
+                "file_text",
+                "old_str",
+                "new_str",
+                "insert_line",
+                "insert_text",
+            },
+        ),
+    ],
+)
+def test_a_tool_that_the_client_runs(client: Anthropic, tool: dict[str, Any], members: set[str]) -> None:
+    choice = {"type": "tool", "name": tool["name"]}
+    message = client.messages.create(
+        **asked(user("List the files."), tools=[tool], tool_choice=choice, max_tokens=300)
+    )
+    (call,) = [block for block in message.content if block.type == "tool_use"]
+    assert call.name == tool["name"] and set(call.input) <= members
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "notes.txt"}
+    conversation = [*user("List the files."), {"role": "assistant", "content": message.content}]
+    conversation.append({"role": "user", "content": [result]})
+    assert client.messages.create(**asked(conversation, tools=[tool])).content
+
+
 def test_what_ends_a_text_is_told(client: Anthropic) -> None:
     whole = client.messages.create(**asked(user(REPEAT))).content[0].text
     word = whole.split()[2]
@@ -160,7 +193,20 @@ def test_thoughts_are_sent_back(client: Anthropic) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "`messages[0].role`"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`tools[0].type`"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs no tools of its own"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "computer_20250124",
+                        "name": "computer",
+                        "display_width_px": 9,
+                        "display_height_px": 9,
+                    }
+                ]
+            },
+            "the client runs this one",
+        ),
         ({"tools": [{"name": "f"}]}, "`tools[0].input_schema`"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "not in `tools`: g"),
         ({"thinking": {"type": "deep"}}, "`thinking.type`"),
@@ -173,6 +219,7 @@ def test_a_bad_request_is_told(client: Anthropic, more: dict[str, Any], says: st
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert says in body["error"]["message"], body
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
 
 
 def test_keys(guarded: Guarded) -> None:

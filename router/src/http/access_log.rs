@@ -8,11 +8,13 @@ use axum::http::{HeaderValue, Response};
 use axum::middleware::Next;
 use tower_http::request_id::{MakeRequestId, RequestId};
 
-use crate::http::error::{Cause, Refusal};
+use crate::http::error::{Cause, Family, Refusal};
 use crate::http::shortened::shortened;
 use crate::telemetry::metrics;
 
 pub const REQUEST_ID: &str = "x-request-id";
+/// The same id where Anthropic's clients look for it.
+pub const ANTHROPIC_REQUEST_ID: &str = "request-id";
 const LONGEST_ID: usize = 128;
 
 /// Makes ids of 32 random digits.
@@ -46,7 +48,12 @@ pub async fn observe(request: Request, next: Next) -> Response<Body> {
     let id = id_of(&request);
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<MatchedPath>().cloned();
+    let told =
+        request.extensions().get::<RequestId>().filter(|_| Family::of(&path) == Family::Anthropic).cloned();
     let mut response = next.run(request).await;
+    if let Some(told) = told {
+        response.headers_mut().insert(ANTHROPIC_REQUEST_ID, told.into_header_value());
+    }
     metrics::answered(route.as_ref().map_or("unknown", MatchedPath::as_str), response.status());
     if let Some(Refusal { cause, message }) = response.extensions_mut().remove::<Refusal>() {
         metrics::error(cause.code());

@@ -52,7 +52,7 @@ use tower_http::request_id::{PropagateRequestIdLayer, SetRequestIdLayer};
 use crate::allowed_host::AllowedHost;
 use crate::config::RouterArgs;
 use crate::limits::FlagError;
-use access_log::{REQUEST_ID, RandomIds};
+use access_log::{ANTHROPIC_REQUEST_ID, REQUEST_ID, RandomIds};
 use auth::Auth;
 pub use connection::{ClientAddress, ConnectionLimiter, ConnectionLimits, MAX_UNSENT, RESERVE, serve, tls};
 use error::{ApiError, Cause, Family};
@@ -109,6 +109,7 @@ fn cors(origins: &[String]) -> Result<CorsLayer, FlagError> {
         .vary(varies)
         .expose_headers([
             HeaderName::from_static(REQUEST_ID),
+            HeaderName::from_static(ANTHROPIC_REQUEST_ID),
             header::RETRY_AFTER,
             HeaderName::from_static("server-timing"),
             HeaderName::from_static(TRACE_RESPONSE),

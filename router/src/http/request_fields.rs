@@ -349,8 +349,12 @@ pub const LOGIT_BIAS: Field = field(
 );
 pub const IGNORE_EOS: Field = flag("ignore_eos", "Generate on after an end-of-sequence token");
 pub const ECHO: Field = flag("echo", "Put the prompt before the generated text");
-pub const STREAM_OPTIONS: Field =
-    field("stream_options", Kind::Object, "{}", "`include_usage`: a last chunk with the token counts");
+pub const STREAM_OPTIONS: Field = field(
+    "stream_options",
+    Kind::Object,
+    "{}",
+    "`include_usage`: a last chunk with the token counts. `include_obfuscation` has no effect",
+);
 pub const INCLUDE_USAGE: Field = flag("include_usage", "Send a last chunk with the token counts");
 pub const CHAT_TEMPLATE_KWARGS: Field =
     field("chat_template_kwargs", Kind::Object, "{}", "More variables for the chat template");

@@ -182,8 +182,14 @@ async fn what_has_no_effect_is_named_in_the_answer() {
 #[tokio::test]
 async fn what_asks_for_what_is_done_is_named_in_no_warning() {
     let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
-    served.post("/v1/chat/completions", chat(json!({"store": false, "metadata": {}}))).await.good();
-    for more in [json!({"store": true}), json!({"metadata": {"a": "b"}}), json!({"metadata": 5})] {
+    let quiet = json!({"store": false, "metadata": {}, "stream_options": {"include_obfuscation": false}});
+    served.post("/v1/chat/completions", chat(quiet)).await.good();
+    for more in [
+        json!({"store": true}),
+        json!({"metadata": {"a": "b"}}),
+        json!({"metadata": 5}),
+        json!({"stream_options": {"include_obfuscation": true}}),
+    ] {
         assert_eq!(served.post("/v1/chat/completions", chat(more)).await.status, 422);
     }
 }
@@ -209,6 +215,46 @@ async fn tokens_of_messages_are_counted_with_warnings() {
     assert_eq!(served.post(path, asked(json!({}))).await.status, 200);
     let refused = served.post(path, asked(named)).await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("zz")));
+}
+
+/// As clients send answers back that they have read into a class.
+#[tokio::test]
+async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
+    let template = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
+                    {% for p in m.content or [] %}({{ p.type }} {{ p.text }}){% endfor %}{% endif %}\
+                    {% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}\
+                    {% for c in m.tool_calls or [] %}{{ c.function.name }}(){% endfor %};{% endfor %}";
+    let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+    let call = json!([{"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let refusal = json!({"type": "refusal", "refusal": "no"});
+    for (said, shown) in [
+        (json!({"content": null, "refusal": "no"}), "no"),
+        (json!({"refusal": "no"}), "no"),
+        (json!({"content": "yes", "refusal": null}), "yes"),
+        (json!({"content": [refusal]}), "(text no)"),
+        (json!({"content": [{"type": "text", "text": "a"}, refusal]}), "(text a)(text no)"),
+        (json!({"content": null, "reasoning_content": "Hm", "tool_calls": null}), "[Hm]"),
+        (json!({"content": null, "reasoning": "Hm"}), "[Hm]"),
+        (json!({"content": null, "refusal": null, "tool_calls": call}), "f()"),
+    ] {
+        let mut said = said;
+        said["role"] = json!("assistant");
+        let messages = json!([said, {"role": "user", "content": "x"}]);
+        let text = served.post("/chat_tokenize", json!({"messages": messages})).await.good();
+        assert_eq!(text["templated_text"], format!("assistant:{shown};user:x;"), "{messages}");
+    }
+    for (message, says) in [
+        (json!({"role": "assistant", "content": null}), "`messages[0].content` is required"),
+        (json!({"role": "assistant", "refusal": 5}), "`messages[0].content` is required"),
+        (json!({"role": "user", "refusal": "no"}), "`messages[0].content` is required"),
+        (
+            json!({"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}),
+            "`messages[0].content[0].refusal` must be a string",
+        ),
+    ] {
+        let answer = served.post("/v1/chat/completions", json!({"messages": [message]})).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["message"]), (422, &json!(says)));
+    }
 }
 
 /// Which in OpenAI's dialect begins a turn, whoever said the last message.

@@ -342,6 +342,27 @@ async fn a_failure_before_the_first_token_is_the_status_and_later_one_event() {
     }
 }
 
+/// Which is `request-id` for Anthropic's clients.
+#[tokio::test]
+async fn an_answer_has_the_id_of_its_request_where_its_client_looks() {
+    const CHAT: &str = "/v1/chat/completions";
+    let served = Served::default().await;
+    let mut wrong = taken(CHAT);
+    wrong["temperature"] = json!(-1);
+    for (path, body, status, has_both) in [
+        ("/v1/messages", taken(CHAT), 200, true),
+        ("/v1/messages", wrong, 400, true),
+        ("/v1/messages/batches", json!({}), 404, true),
+        (CHAT, taken(CHAT), 200, false),
+    ] {
+        let answer = served.post(path, body).await;
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+        let id = answer.headers.get("x-request-id").expect("an id");
+        assert_eq!(id.len(), 32);
+        assert_eq!(answer.headers.get("request-id"), has_both.then_some(id), "{path}");
+    }
+}
+
 #[tokio::test]
 async fn other_origins_may_call_with_a_key() {
     // Of OpenAI's and Anthropic's clients in a browser.

@@ -309,6 +309,103 @@ async fn earlier_calls_have_arguments() {
     assert_eq!(answer["usage"]["input_tokens"], 2);
 }
 
+/// As clients of OpenAI's responses send the tools of MCP servers. The model knows each by one name.
+#[tokio::test]
+async fn a_function_of_a_namespace_is_called_as_its_client_calls_it() {
+    const PATH: &str = "/v1/responses";
+    let family = Family::of("hermes", false, &[]).await;
+    let search = json!({"type": "function", "name": "search", "description": "Finds it", "parameters":
+        {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}});
+    let note = json!({"type": "custom", "name": "note"});
+    let tools = json!([
+        {"type": "namespace", "name": "mcp__docs", "description": "The library", "tools": [search, note]},
+        {"type": "namespace", "name": "mcp__web__", "tools": [search]},
+        search,
+    ]);
+    let body = |more: Value| {
+        let mut body = json!({"input": "Find the sea.", "tools": tools, "max_output_tokens": 400, "frequency_penalty": 0.1});
+        for (key, value) in more.as_object().expect("an object") {
+            body[key] = value.clone();
+        }
+        body
+    };
+    let calls = |output: &Value| -> Vec<Value> {
+        let items = output.as_array().expect("items").iter();
+        let told = |item: &Value| {
+            json!([item["type"], item["namespace"], item["name"], item["arguments"], item["input"]])
+        };
+        items.map(told).collect()
+    };
+    family.says(
+        "<tool_call>\n{\"name\": \"mcp__docs__search\", \"arguments\": {\"q\": \"sea\"}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"mcp__docs__note\", \"arguments\": {\"input\": \"x = 1\"}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"mcp__web__search\", \"arguments\": {\"q\": \"sky\"}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"search\", \"arguments\": {\"q\": \"air\"}}\n</tool_call>",
+    );
+    let expected = [
+        json!(["function_call", "mcp__docs", "search", "{\"q\": \"sea\"}", null]),
+        json!(["custom_tool_call", "mcp__docs", "note", null, "x = 1"]),
+        json!(["function_call", "mcp__web__", "search", "{\"q\": \"sky\"}", null]),
+        json!(["function_call", null, "search", "{\"q\": \"air\"}", null]),
+    ];
+    let whole = family.served.post(PATH, body(json!({}))).await.good();
+    assert_eq!(calls(&whole["output"]), expected, "{whole}");
+    assert_eq!(whole["tools"], tools);
+    let stream = family.served.post(PATH, body(json!({"stream": true}))).await;
+    let lines = std::str::from_utf8(&stream.body).expect("UTF-8").lines();
+    let data = lines.filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = data.map(|data| serde_json::from_str(data).expect("JSON")).collect();
+    let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+    let last = of("response.completed").next().expect("the last event");
+    assert_eq!(calls(&last["response"]["output"]), expected);
+    for kind in ["response.output_item.added", "response.output_item.done"] {
+        let items: Vec<Value> =
+            of(kind).map(|event| json!([event["item"]["namespace"], event["item"]["name"]])).collect();
+        let named: Vec<Value> = expected.iter().map(|call| json!([call[1], call[2]])).collect();
+        assert_eq!(items, named, "{kind}");
+    }
+    assert!(of("response.function_call_arguments.done").all(|event| event["name"] == "search"));
+
+    for (choice, shown) in [
+        (json!({"type": "custom", "name": "note"}), json!(["mcp__docs", "note"])),
+        (json!({"type": "function", "name": "mcp__web__search"}), json!(["mcp__web__", "search"])),
+        (json!({"type": "function", "name": "search"}), json!([null, "search"])),
+    ] {
+        let answer = family.served.post(PATH, body(json!({"tool_choice": choice}))).await.good();
+        let item = &answer["output"][0];
+        assert_eq!(json!([item["namespace"], item["name"]]), shown, "{answer}");
+    }
+}
+
+/// Which a request names by type alone.
+#[tokio::test]
+async fn tools_that_anthropic_defines_are_called_with_their_own_input() {
+    let family = Family::of("hermes", false, &[]).await;
+    let tools = json!([
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 100},
+        {"type": "memory_20250818", "name": "memory"},
+    ]);
+    for (name, commands) in [
+        ("bash", vec![]),
+        ("str_replace_based_edit_tool", vec!["view", "create", "str_replace", "insert"]),
+        ("memory", vec!["view", "create", "str_replace", "insert", "delete", "rename"]),
+    ] {
+        let body = json!({
+            "messages": [{"role": "user", "content": "Look."}], "tools": tools, "max_tokens": 1500, "temperature": 1,
+            "seed": 3, "tool_choice": {"type": "tool", "name": name}
+        });
+        let answer = family.served.post("/v1/messages", body).await.good();
+        let [call] = &answer["content"].as_array().expect("blocks")[..] else { panic!("{answer}") };
+        assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &json!(name)));
+        let command = &call["input"]["command"];
+        match commands.is_empty() {
+            true => assert!(command.is_null() || command.is_string(), "{call}"),
+            false => assert!(commands.iter().any(|known| command == known), "{call}"),
+        }
+    }
+}
+
 /// Calls that have to be, of a model that would write anything else.
 async fn are_forced(format: &'static str, is_special: bool) -> String {
     let family = Family::of(format, is_special, &["--reasoning-parser", "none"]).await;

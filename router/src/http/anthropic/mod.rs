@@ -1,6 +1,7 @@
 //! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`. `request` makes a chat of what is asked; here are
 //! the answers, whole and as events.
 
+mod client_tools;
 pub mod request;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use penstock_core::prompt::Chat;
 use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
+use crate::http::anthropic::client_tools::{self, ClientTool};
 use crate::http::chats::functions::{self, Choice, Function, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
@@ -364,16 +365,44 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     Ok(messages)
 }
 
-fn tool(tool: &Object) -> Result<Function, ApiError> {
-    let kind = tool.value("type");
-    if !(kind.is_null() || kind == "custom") {
-        let error = tool.wrong("type", "must be \"custom\": this server runs no tools of its own");
-        return Err(error.given(shortened(&kind.to_string())));
-    }
+fn tool(tool: &Object) -> Result<Vec<Function>, ApiError> {
+    let function = match tool.value("type") {
+        Value::Null => custom(tool),
+        Value::String(kind) if kind == "custom" => custom(tool),
+        kind => match kind.as_str().and_then(ClientTool::of) {
+            Some(own) => client_tool(tool, own),
+            None => {
+                let why = match kind.as_str().is_some_and(client_tools::shows_images) {
+                    true => "the client runs this one, but images, which its results are, are not supported",
+                    false => "this server runs no tools of its own",
+                };
+                let text = format!("must be \"custom\", or of a bash, text editor or memory tool: {why}");
+                let error = ApiError::invalid(tool.at("type"), text);
+                Err(error.given(shortened(&kind.to_string())))
+            }
+        },
+    };
+    function.map(|function| vec![function])
+}
+
+fn custom(tool: &Object) -> Result<Function, ApiError> {
     if tool.get("input_schema").is_none() {
         return Err(tool.wrong("input_schema", "must be an object, a JSON schema"));
     }
     Function::of(tool, &Shape::MESSAGES)
+}
+
+/// One that has its description and its schema by its type.
+fn client_tool(tool: &Object, own: ClientTool) -> Result<Function, ApiError> {
+    let name = tool.value("name");
+    if name != own.name {
+        let error = ApiError::invalid(tool.at("name"), format!("must be {:?} for this type", own.name));
+        return Err(error.given(shortened(&name.to_string())));
+    }
+    let ClientTool { name, description, input_schema } = own;
+    let whole = json!({"name": name, "description": description, "input_schema": input_schema,
+                       "strict": tool.value("strict")});
+    Function::of(&Object::of(tool.place.clone(), &whole)?, &Shape::MESSAGES)
 }
 
 /// `tool_choice`, and whether an answer may have one call at most.
@@ -544,6 +573,24 @@ mod tests {
             (json!({"stop_sequences": 5}), "`stop_sequences` must be a string or a list"),
             (json!({"tools": [{"name": "f"}]}), "`tools[0].input_schema` must be an object, a JSON schema"),
             (json!({"tools": [tool, tool]}), "`tools[1].name` is the same as another tool's"),
+            (
+                json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+                "`tools[0].type` must be \"custom\", or of a bash, text editor or memory tool: this server runs no tools of its own. \
+                 Given: \"web_search_20250305\"",
+            ),
+            (
+                json!({"tools": [{"type": "computer_20250124", "name": "computer"}]}),
+                "`tools[0].type` must be \"custom\", or of a bash, text editor or memory tool: the client runs this one, but images",
+            ),
+            (json!({"tools": [{"type": 5}]}), "`tools[0].type` must be \"custom\""),
+            (
+                json!({"tools": [{"type": "bash_20250124", "name": "shell"}]}),
+                "`tools[0].name` must be \"bash\" for this type. Given: \"shell\"",
+            ),
+            (
+                json!({"tools": [{"type": "bash_20250124", "name": "bash", "strict": 5}]}),
+                "`tools[0].strict` must be a boolean",
+            ),
             (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "`tools[0].name` must be of letters"),
             (
                 json!({"tools": [tool], "tool_choice": {"type": "tool"}}),
@@ -587,6 +634,65 @@ mod tests {
         ] {
             let refused = refusal(more);
             assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    /// With the members that each command takes, all of which the schema names.
+    #[test]
+    fn tools_that_anthropic_defines_take_what_its_models_know() {
+        let edits = ["path", "view_range", "file_text", "old_str", "new_str", "insert_line"];
+        let with = |more: &[&'static str]| [edits.as_slice(), more].concat();
+        for (kind, name, commands, takes) in [
+            ("bash_20241022", "bash", "", vec!["restart"]),
+            ("bash_20250124", "bash", "", vec!["restart"]),
+            (
+                "text_editor_20241022",
+                "str_replace_editor",
+                "view create str_replace insert undo_edit",
+                with(&[]),
+            ),
+            (
+                "text_editor_20250124",
+                "str_replace_editor",
+                "view create str_replace insert undo_edit",
+                with(&[]),
+            ),
+            (
+                "text_editor_20250429",
+                "str_replace_based_edit_tool",
+                "view create str_replace insert",
+                with(&[]),
+            ),
+            (
+                "text_editor_20250728",
+                "str_replace_based_edit_tool",
+                "view create str_replace insert",
+                with(&["insert_text"]),
+            ),
+            (
+                "memory_20250818",
+                "memory",
+                "view create str_replace insert delete rename",
+                with(&["insert_text", "old_path", "new_path"]),
+            ),
+        ] {
+            let given = json!({"type": kind, "name": name, "cache_control": {"type": "ephemeral"}, "max_characters": 9});
+            let body = json!({"tools": [given]});
+            let limits = limits();
+            let fields = Fields::parse(body.to_string().as_bytes(), &limits)
+                .map(|fields| functions::functions(&fields, tool));
+            let functions = fields.expect("JSON").expect("valid");
+            let [function] = &functions[..] else { panic!("{kind} is one function") };
+            assert_eq!(function.callable.name, name);
+            let schema = &function.callable.schema;
+            assert_eq!(function.shown["function"]["parameters"], *schema);
+            assert!(function.shown["function"]["description"].is_string());
+            let named: Vec<&String> = schema["properties"].as_object().expect("an object").keys().collect();
+            assert_eq!(named[0], "command", "{kind}");
+            assert_eq!(named[1..], takes, "{kind}");
+            let told = schema["properties"]["command"]["enum"].as_array().cloned().unwrap_or_default();
+            let told: Vec<&str> = told.iter().filter_map(Value::as_str).collect();
+            assert_eq!(told.join(" "), commands, "{kind}");
         }
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::http::chats::object::{Object, objects};
 use crate::http::error::{ApiError, Place};
 use crate::http::fields::{Fields, checked_name};
-use crate::http::request_fields::{self, Field};
+use crate::http::request_fields::{self, Field, Most};
 use crate::http::shortened::shortened;
 
 const TOOLS: &str = request_fields::TOOLS.name;
@@ -22,7 +22,26 @@ pub struct Function {
     pub is_custom: bool,
     /// As templates show it.
     pub shown: Value,
+    /// What the client calls it, of one that stands in a namespace.
+    pub namespaced: Option<Namespaced>,
     name_at: Place,
+}
+
+/// A function of a namespace, as OpenAI's responses group functions. To the model it has one name.
+#[derive(Clone, Debug)]
+pub struct Namespaced {
+    pub shown: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Namespaced {
+    pub fn new(namespace: &str, name: &str) -> Self {
+        // As models know the tools of MCP servers. Some clients end a namespace so itself.
+        let between = if namespace.ends_with("__") { "" } else { "__" };
+        let shown = format!("{namespace}{between}{name}");
+        Self { shown, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
 }
 
 /// Where a dialect has the parts of a function.
@@ -31,13 +50,15 @@ pub struct Shape {
     is_nested: bool,
     /// Names of the schema.
     schemas: &'static [&'static str],
+    has_namespaces: bool,
 }
 
 impl Shape {
     /// TGI's own clients say `arguments`.
-    pub const CHAT: Self = Self { is_nested: true, schemas: &["parameters", "arguments"] };
-    pub const RESPONSES: Self = Self { is_nested: false, schemas: &["parameters"] };
-    pub const MESSAGES: Self = Self { is_nested: false, schemas: &["input_schema"] };
+    pub const CHAT: Self =
+        Self { is_nested: true, schemas: &["parameters", "arguments"], has_namespaces: false };
+    pub const RESPONSES: Self = Self { is_nested: false, schemas: &["parameters"], has_namespaces: true };
+    pub const MESSAGES: Self = Self { is_nested: false, schemas: &["input_schema"], has_namespaces: false };
 }
 
 /// What the client says of calls.
@@ -49,15 +70,39 @@ pub enum Choice {
     Allowed { names: Vec<String>, is_required: bool },
 }
 
+impl Choice {
+    /// A choice names a function of a namespace as the client calls it, which is enough where no other has that name.
+    pub fn by_shown_names(self, functions: &[Function]) -> Self {
+        let shown = |name: String| {
+            if functions.iter().any(|function| function.callable.name == name) {
+                return name;
+            }
+            let namespaced = functions.iter().filter_map(|function| function.namespaced.as_ref());
+            let mut same = namespaced.filter(|namespaced| namespaced.name == name);
+            match (same.next(), same.next()) {
+                (Some(only), None) => only.shown.clone(),
+                _ => name,
+            }
+        };
+        match self {
+            Self::Function(name) => Self::Function(shown(name)),
+            Self::Allowed { names, is_required } => {
+                Self::Allowed { names: names.into_iter().map(shown).collect(), is_required }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Letters and digits of any writing, and what joins the parts of names.
 fn is_part_of_a_name(character: char) -> bool {
     character.is_alphanumeric() || "_-./:".contains(character)
 }
 
-/// The tools of a request, each read by its dialect, no two of one name.
+/// The tools of a request, each read by its dialect as one or several, no two of one name.
 pub fn functions(
     fields: &Fields,
-    read: impl Fn(&Object) -> Result<Function, ApiError>,
+    read: impl Fn(&Object) -> Result<Vec<Function>, ApiError>,
 ) -> Result<Vec<Function>, ApiError> {
     let given = match fields.tree(&request_fields::TOOLS)? {
         Some(Value::Array(tools)) => tools,
@@ -66,12 +111,16 @@ pub fn functions(
     let mut names = HashSet::with_capacity(given.len());
     let mut functions = Vec::with_capacity(given.len());
     for tool in objects(&TOOLS.into(), &given) {
-        let tool = tool?;
-        let function = read(&tool)?;
-        if !names.insert(function.callable.name.clone()) {
-            return Err(ApiError::invalid(function.name_at, "is the same as another tool's"));
+        for function in read(&tool?)? {
+            if !names.insert(function.callable.name.clone()) {
+                return Err(ApiError::invalid(function.name_at, "is the same as another tool's"));
+            }
+            functions.push(function);
         }
-        functions.push(function);
+    }
+    // Of a namespace any number may have come.
+    if functions.len() as u64 > request_fields::TOOLS_MOST {
+        return Err(fields.too_many(TOOLS, Most::Is(request_fields::TOOLS_MOST), functions.len()));
     }
     Ok(functions)
 }
@@ -90,16 +139,60 @@ fn as_shown(mut tool: Value) -> Value {
 }
 
 impl Function {
-    /// One of OpenAI's dialects.
-    pub fn read(tool: &Object, shape: &Shape) -> Result<Self, ApiError> {
+    /// One of OpenAI's dialects, or all of a namespace.
+    pub fn read(tool: &Object, shape: &Shape) -> Result<Vec<Self>, ApiError> {
+        match tool.value("type").as_str() {
+            Some("namespace") if shape.has_namespaces => Self::of_namespace(tool, shape),
+            _ => Self::single(tool, shape).map(|function| vec![function]),
+        }
+    }
+
+    fn single(tool: &Object, shape: &Shape) -> Result<Self, ApiError> {
         match tool.value("type").as_str() {
             Some("function") => Self::of(tool, shape),
             Some("custom") => Self::custom(tool, shape),
-            _ => {
-                let text = "must be \"function\" or \"custom\": this server runs no tools of its own";
-                Err(tool.wrong("type", text).given(shortened(&tool.value("type").to_string())))
+            kind => {
+                let kinds = match shape.has_namespaces {
+                    true => "\"function\", \"custom\" or a \"namespace\" of these",
+                    false => "\"function\" or \"custom\"",
+                };
+                let why = match kind.is_some_and(|kind| OWN_FORMS.contains(&kind)) {
+                    true => {
+                        "the client runs this one, but its calls have a form of their own, which is not written here"
+                    }
+                    false => "this server runs no tools of its own",
+                };
+                let error = ApiError::invalid(tool.at("type"), format!("must be {kinds}: {why}"));
+                Err(error.given(shortened(&tool.value("type").to_string())))
             }
         }
+    }
+
+    /// Those of a namespace, each with its name. What is said of all of them is said before the first.
+    fn of_namespace(tool: &Object, shape: &Shape) -> Result<Vec<Self>, ApiError> {
+        let namespace = checked(tool)?;
+        let Value::Array(tools) = tool.value("tools") else {
+            return Err(tool.wrong("tools", "must be a list of tools"));
+        };
+        let mut functions = Vec::with_capacity(tools.len());
+        for inner in objects(&tool.at("tools"), tools) {
+            let mut function = Self::single(&inner?, shape)?;
+            let namespaced = Namespaced::new(namespace, &function.callable.name);
+            checked_name(&function.name_at, &namespaced.shown)?;
+            function.callable.name = namespaced.shown.clone();
+            function.shown["function"]["name"] = json!(namespaced.shown);
+            let of_all = tool.value("description").as_str().filter(|text| !text.is_empty());
+            if let Some(of_all) = of_all.filter(|_| functions.is_empty()) {
+                let own = &mut function.shown["function"]["description"];
+                *own = match own.as_str() {
+                    Some(own) => format!("{of_all}\n\n{own}").into(),
+                    None => of_all.into(),
+                };
+            }
+            function.namespaced = Some(namespaced);
+            functions.push(function);
+        }
+        Ok(functions)
     }
 
     /// One that takes arguments in JSON.
@@ -136,6 +229,7 @@ impl Function {
                 is_strict: strict == &Value::Bool(true),
             },
             is_custom: false,
+            namespaced: None,
             shown: as_shown(shown),
             name_at: function.at("name"),
         })
@@ -196,6 +290,7 @@ impl Function {
                 is_strict: custom.get("format").is_some(),
             },
             is_custom: true,
+            namespaced: None,
             shown: as_shown(json!({"type": "function", "function": shown})),
             name_at: custom.at("name"),
         })
@@ -212,6 +307,10 @@ impl Shape {
         self.is_nested.then(own).transpose()
     }
 }
+
+/// Tools of OpenAI's responses that the client runs, and that are called by items of their own.
+const OWN_FORMS: [&str; 6] =
+    ["local_shell", "shell", "apply_patch", "tool_search", "computer", "computer_use_preview"];
 
 const NAMELESS: &str = "must be a string that is not empty";
 

@@ -28,6 +28,8 @@ pub enum CallPlace {
     /// In `tool_calls` and in messages of `tool`.
     #[default]
     Messages,
+    /// In `tool_calls`, and in `tool_responses` of the same message (Gemma 4's first templates).
+    ToolResponses,
     /// In messages of `assistant_tool_call` and `tool_response` (Granite 3.0).
     OwnRoles,
     /// The template shows no calls: they are text as the model writes it.
@@ -89,7 +91,8 @@ impl Manners {
             |place: CallPlace| shows(&result(place, json!(RESULT), true), None, &[TOOL, RESULT]);
         let places = [CallPlace::Messages, CallPlace::OwnRoles, CallPlace::Text, CallPlace::TextAndUser];
         let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
-        let place = place.unwrap_or_default();
+        let reads_responses = calls.is_some() && reads_tool_responses(template, &render);
+        let place = if reads_responses { CallPlace::ToolResponses } else { place.unwrap_or_default() };
         let messages = MessageManners::of(
             |messages| render(&Chat { messages, ..Chat::default() }),
             |content, has_name| [vec![user.clone()], result(place, content, has_name)].concat(),
@@ -112,6 +115,25 @@ fn shows_within_the_system_message(render: impl Fn(&Chat) -> Option<String>) -> 
     into_the_system_message(&mut messages, &[json!({"function": {"name": TOOL}})]);
     let chat = Chat { messages, ..Chat::default() };
     render(&chat).is_some_and(|text| text.contains(TOOL))
+}
+
+/// Whether a result has another form as one of the assistant's `tool_responses` than as a message of `tool`: that of the model,
+/// where a template has it.
+fn reads_tool_responses(template: &str, render: impl Fn(&Chat) -> Option<String>) -> bool {
+    if !template.contains("tool_responses") {
+        return false;
+    }
+    let call = json!({"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": {}}});
+    let mut messages = vec![
+        json!({"role": "user", "content": "x"}),
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "call00001", "name": TOOL, "content": RESULT}),
+    ];
+    let rendered = |messages: &[Value]| render(&Chat { messages: messages.to_vec(), ..Chat::default() });
+    let as_message = rendered(&messages);
+    into_tool_responses(&mut messages);
+    let as_response = rendered(&messages);
+    as_response.as_ref().is_some_and(|text| text.contains(RESULT)) && as_response != as_message
 }
 
 /// The functions' descriptions alone, as a text.
@@ -142,6 +164,9 @@ impl CallPlace {
         let is_ours = |message: &Value| message.get("tool_calls").is_some() || message["role"] == "tool";
         if self == Self::Messages || !messages.iter().any(is_ours) {
             return;
+        }
+        if self == Self::ToolResponses {
+            return into_tool_responses(messages);
         }
         let mut rewritten: Vec<Value> = Vec::with_capacity(messages.len());
         let mut is_result_before = false;
@@ -178,7 +203,7 @@ impl CallPlace {
                 match self {
                     Self::OwnRoles => message["role"] = "tool_response".into(),
                     Self::TextAndUser => message["role"] = "user".into(),
-                    Self::Text | Self::Messages => {}
+                    Self::Text | Self::Messages | Self::ToolResponses => {}
                 }
             }
             // Templates that know no results take turns seriously.
@@ -196,6 +221,64 @@ impl CallPlace {
     }
 }
 
+/// One turn of the model as one message: its calls, their results, and what it said then. The template writes them in this order,
+/// so what it said before its calls is a message of its own.
+fn into_tool_responses(messages: &mut Vec<Value>) {
+    let calls_of = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+    let mut rewritten: Vec<Value> = Vec::with_capacity(messages.len());
+    for mut message in std::mem::take(messages) {
+        let has_calls = calls_of(&message) > 0;
+        let text = text_of(&message["content"]);
+        let before =
+            rewritten.last_mut().filter(|before| calls_of(before) > 0 && before["content"].is_null());
+        match before {
+            Some(calls) if message["role"] == "tool" => {
+                let response = json!({"name": called(calls, &message), "response": response(text)});
+                match calls["tool_responses"].as_array_mut() {
+                    Some(responses) => responses.push(response),
+                    None => calls["tool_responses"] = json!([response]),
+                }
+            }
+            Some(calls)
+                if message["role"] == "assistant"
+                    && !has_calls
+                    && !text.is_empty()
+                    && calls["tool_responses"].is_array() =>
+            {
+                calls["content"] = message["content"].take();
+            }
+            _ => {
+                if has_calls && !text.is_empty() {
+                    rewritten.push(json!({"role": "assistant", "content": message["content"].take()}));
+                }
+                if has_calls {
+                    message["content"] = Value::Null;
+                }
+                rewritten.push(message);
+            }
+        }
+    }
+    *messages = rewritten;
+}
+
+/// Of which function a result is: of the call that has its id, of the one that it names, or of the next one.
+fn called(calls: &Value, result: &Value) -> Value {
+    let name = |call: &Value| call["function"]["name"].clone();
+    let next = calls["tool_responses"].as_array().map_or(0, Vec::len);
+    let calls = calls["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
+    let with_id = calls.iter().find(|call| call["id"].is_string() && call["id"] == result["tool_call_id"]);
+    let named = Some(&result["name"]).filter(|name| name.is_string());
+    with_id.map(name).or(named.cloned()).or(calls.get(next).map(name)).unwrap_or_default()
+}
+
+/// An object where a result is one, else the text.
+fn response(text: String) -> Value {
+    match serde_json::from_str(&text) {
+        Ok(object @ Value::Object(_)) => object,
+        _ => text.into(),
+    }
+}
+
 /// As JSON: clients send a text of it, which may be anything.
 fn arguments(call: &Value) -> Value {
     match &call["function"]["arguments"] {
@@ -208,6 +291,9 @@ fn arguments(call: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use penstock_output::tool_format;
+    use penstock_template::ChatTemplates;
+    use serde_json::Map;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
 
@@ -256,6 +342,63 @@ mod tests {
                 {"role": "user", "tool_call_id": "1", "content": "one\ntwo\ny"},
             ])
         );
+    }
+
+    #[test]
+    fn a_turn_of_calls_is_one_message_with_what_came_of_them() {
+        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name, "arguments": {}}});
+        let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        let mut messages = vec![
+            json!({"role": "user", "content": "x"}),
+            json!({"role": "assistant", "content": "So. ", "tool_calls": [call("1", "f"), call("2", "g")], "reasoning_content": "Hm"}),
+            result("2", "{\"a\": [1, null]}"),
+            json!({"role": "tool", "content": [{"type": "text", "text": "t"}, {"type": "text", "text": "wo"}]}),
+            json!({"role": "assistant", "content": null, "tool_calls": [call("3", "f")]}),
+            result("3", "[1]"),
+            json!({"role": "assistant", "content": "Done."}),
+            json!({"role": "assistant", "content": "More."}),
+            json!({"role": "user", "content": "y"}),
+            json!({"role": "tool", "content": "of no call"}),
+        ];
+        CallPlace::ToolResponses.rewrite(&mut messages, "", tool_format("json").expect("there is one"));
+        assert_eq!(
+            Value::from(messages),
+            json!([
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "So. "},
+                {"role": "assistant", "content": null, "tool_calls": [call("1", "f"), call("2", "g")], "reasoning_content": "Hm",
+                 "tool_responses": [{"name": "g", "response": {"a": [1, null]}}, {"name": "g", "response": "two"}]},
+                {"role": "assistant", "content": "Done.", "tool_calls": [call("3", "f")],
+                 "tool_responses": [{"name": "f", "response": "[1]"}]},
+                {"role": "assistant", "content": "More."},
+                {"role": "user", "content": "y"},
+                {"role": "tool", "content": "of no call"},
+            ])
+        );
+    }
+
+    /// The forms of Gemma 4's templates: the first read `tool_responses` alone, later ones also messages of `tool`.
+    #[test]
+    fn results_go_into_tool_responses_where_the_template_reads_them_there_alone() {
+        const CALLS: &str = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{% endfor %}\
+                             {% for r in m.tool_responses or [] %}<response>{{ r.name }}:{{ r.response }}{% endfor %}";
+        let own = format!(
+            "{{% for m in messages %}}<turn>{{{{ m.role }}}} {CALLS}{{{{ m.content }}}}{{% endfor %}}"
+        );
+        let both = format!(
+            "{{% for m in messages %}}{{% if m.role == 'tool' %}}<response>{{{{ m.name }}}}:{{{{ m.content }}}}\
+             {{% else %}}<turn>{{{{ m.role }}}} {CALLS}{{{{ m.content or '' }}}}{{% endif %}}{{% endfor %}}"
+        );
+        let other = own.replace("tool_responses", "responses");
+        for (template, place) in
+            [(own, CallPlace::ToolResponses), (both, CallPlace::Messages), (other, CallPlace::Messages)]
+        {
+            let sources = [("default".to_owned(), template.clone())];
+            let templates = ChatTemplates::compile(&sources, Map::new(), |name, why| panic!("{name}: {why}"));
+            let render = |chat: &Chat| templates.render(chat, &CancellationToken::new()).ok();
+            let calls = tool_format("gemma4").expect("there is one");
+            assert_eq!(Manners::of(&template, Some(calls), render).calls, place, "{template}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use penstock_core::generation::{FinishReason, TokenEvent};
 use penstock_output::{Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat};
 use serde_json::Value;
 
+use crate::http::chats::functions::Namespaced;
 use crate::telemetry::metrics;
 
 /// How the answers to a request are read.
@@ -18,6 +19,8 @@ pub struct Reading {
     pub tools: Arc<[Tool]>,
     /// Names of those whose argument is a text.
     pub custom: Arc<[String]>,
+    /// Those that the client calls otherwise.
+    pub namespaced: Arc<[Namespaced]>,
     pub start: Start,
     /// Calls after the first are left out.
     pub is_single: bool,
@@ -61,8 +64,9 @@ impl Reading {
     /// Everything is content.
     pub fn plain() -> Self {
         let (calls, reasoning) = (None, None);
-        let (tools, custom, start) = (Arc::new([]), Arc::new([]), Start::Content);
-        Self { calls, reasoning, tools, custom, start, is_single: false, ids: Ids::Random }
+        let (tools, custom, namespaced) = (Arc::new([]), Arc::new([]), Arc::new([]));
+        let start = Start::Content;
+        Self { calls, reasoning, tools, custom, namespaced, start, is_single: false, ids: Ids::Random }
     }
 
     pub fn is_plain(&self) -> bool {
@@ -72,6 +76,14 @@ impl Reading {
     /// Calls of this tool have a text for an argument.
     pub fn is_custom(&self, name: &str) -> bool {
         self.custom.iter().any(|custom| custom == name)
+    }
+
+    /// The namespace and the name that the client gave a function.
+    pub fn told<'a>(&'a self, name: &'a str) -> (Option<&'a str>, &'a str) {
+        match self.namespaced.iter().find(|namespaced| namespaced.shown == name) {
+            Some(own) => (Some(&own.namespace), &own.name),
+            None => (None, name),
+        }
     }
 
     pub fn reader(&self) -> Reader {

@@ -78,7 +78,7 @@ impl Tools {
     /// Those of OpenAI's dialects. None: without tools, or `tool_choice` is `none`.
     pub fn parse(fields: &Fields, shape: &Shape, warnings: &mut Warnings) -> Result<Option<Self>, ApiError> {
         let functions = functions(fields, |tool| Function::read(tool, shape))?;
-        let choice = choice(fields)?;
+        let choice = choice(fields)?.by_shown_names(&functions);
         let is_single = !fields.boolean(&request_fields::PARALLEL_TOOL_CALLS)?.unwrap_or(true);
         let tools = Self::of(functions, choice, is_single)?;
         let tool_prompt = fields.text(&request_fields::TOOL_PROMPT)?.map(Cow::into_owned);
@@ -200,6 +200,7 @@ impl Tools {
             tools: self.functions.iter().map(tool).collect(),
             start,
             custom: self.custom(),
+            namespaced: self.functions.iter().filter_map(|function| function.namespaced.clone()).collect(),
             is_single: self.is_single,
             ids: Ids::of(calls, calls_before),
         };

@@ -133,10 +133,12 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
         let message = message?;
         message.text("role")?;
         check_calls(&message)?;
+        let has_said = message.value("role") == "assistant"
+            && SAID.into_iter().any(|name| message.value(name).is_string());
         match message.get("content") {
             Some(Value::String(_)) => {}
             Some(Value::Array(parts)) => check_parts(&message.at("content"), parts)?,
-            None if message.get("tool_calls").is_some() => {}
+            None if message.get("tool_calls").is_some() || has_said => {}
             None => return Err(message.wrong("content", "is required")),
             Some(_) => return Err(message.wrong("content", "must be a string or a list of parts")),
         }
@@ -144,8 +146,28 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     for message in &mut messages {
         let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
         calls.into_iter().flatten().for_each(as_function);
+        refusals_as_text(message);
     }
     Ok(messages)
+}
+
+/// Members in place of which the content of an assistant's message may be missing.
+const SAID: [&str; 4] = ["refusal", "reasoning_content", "reasoning", "thinking"];
+
+/// What an assistant has refused with becomes its text: templates know no refusals.
+fn refusals_as_text(message: &mut Value) {
+    for part in message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten() {
+        if part["type"] == "refusal" {
+            *part = json!({"type": "text", "text": part["refusal"].take()});
+        }
+    }
+    if message["content"].is_null() {
+        match message["refusal"].take() {
+            refusal @ Value::String(_) => message["content"] = refusal,
+            _ if message["tool_calls"].is_null() => message["content"] = "".into(),
+            _ => {}
+        }
+    }
 }
 
 /// Earlier calls, as templates read them.
@@ -199,6 +221,8 @@ fn check_parts(place: &Place, parts: &[Value]) -> Result<(), ApiError> {
         match part.get("type").and_then(Value::as_str) {
             Some("text") if part.get("text").is_some_and(Value::is_string) => {}
             Some("text") => return Err(ApiError::invalid(place.member("text"), "must be a string")),
+            Some("refusal") if part.get("refusal").is_some_and(Value::is_string) => {}
+            Some("refusal") => return Err(ApiError::invalid(place.member("refusal"), "must be a string")),
             Some(other) => return Err(no_text(place, other)),
             None => return Err(ApiError::invalid(place.member("type"), "must be a string")),
         }

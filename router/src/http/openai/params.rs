@@ -18,6 +18,9 @@ use crate::http::sampling;
 use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
 
+/// What OpenAI may add to chunks so that their lengths tell nothing.
+const OBFUSCATION: &str = "include_obfuscation";
+
 /// How to generate, as both dialects ask for it.
 pub struct GenerationParams {
     /// As the answer names it.
@@ -108,7 +111,11 @@ impl GenerationParams {
         let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
         let include_usage = match fields.object(&request_fields::STREAM_OPTIONS)? {
             Some(options) => {
-                warnings.unknown(&options, "stream_options.", ["include_usage"].into_iter());
+                warnings.unknown(&options, "stream_options.", ["include_usage", OBFUSCATION].into_iter());
+                if options.value(OBFUSCATION).is_some_and(|value| value != false) {
+                    warnings
+                        .no_effect("stream_options.include_obfuscation", "here: chunks are not obfuscated");
+                }
                 let include = options.boolean(&request_fields::INCLUDE_USAGE);
                 include
                     .map_err(|error| error.of_member(request_fields::STREAM_OPTIONS.name))?
@@ -424,8 +431,12 @@ mod tests {
                 "`stream_options` has no effect when the answer is not streamed",
             ),
             (
-                r#"{"stream_options": {"include_obfuscation": false}}"#,
-                "`stream_options.include_obfuscation` is not a field of this route and has no effect",
+                r#"{"stream_options": {"include_obfuscation": true}}"#,
+                "`stream_options.include_obfuscation` has no effect here: chunks are not obfuscated",
+            ),
+            (
+                r#"{"stream_options": {"include_obfuscation": false, "include_all": false}}"#,
+                "`stream_options.include_all` is not a field of this route and has no effect",
             ),
             (
                 r#"{"logit_bias": [0.5, 1]}"#,

@@ -116,6 +116,9 @@ pub enum Item {
         id: String,
         status: Status,
         call_id: String,
+        /// Of a function that stands in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         name: String,
         /// JSON.
         arguments: String,
@@ -124,6 +127,9 @@ pub enum Item {
         id: String,
         status: Status,
         call_id: String,
+        /// Of a tool that stands in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         name: String,
         input: String,
     },

@@ -209,12 +209,15 @@ impl Events {
             Block::Text => Item::Message { id, status, role: Role::Assistant, content: content() },
             Block::Reasoning => Item::Reasoning { id, status, summary: Vec::new(), content: content() },
             Block::Call { id: call_id, name } => {
-                let (call_id, name) = (call_id.clone(), name.clone());
-                if self.reading.is_custom(&name) {
+                let (namespace, told) = self.reading.told(name);
+                let (namespace, told) = (namespace.map(str::to_owned), told.to_owned());
+                let (call_id, is_custom) = (call_id.clone(), self.reading.is_custom(name));
+                if is_custom {
                     let input = if is_whole { custom_input(text) } else { String::new() };
-                    Item::CustomToolCall { id, status, call_id, name, input }
+                    Item::CustomToolCall { id, status, call_id, namespace, name: told, input }
                 } else {
-                    Item::FunctionCall { id, status, call_id, name, arguments: text.to_owned() }
+                    let arguments = text.to_owned();
+                    Item::FunctionCall { id, status, call_id, namespace, name: told, arguments }
                 }
             }
         }
@@ -324,7 +327,7 @@ impl Events {
                 say(encoder, &Event::InputDone { sequence_number, item_id, output_index, input });
             }
             Block::Call { name, .. } => {
-                let arguments = text;
+                let (arguments, (_, name)) = (text, self.reading.told(name));
                 say(
                     encoder,
                     &Event::ArgumentsDone { sequence_number, item_id, output_index, name, arguments },

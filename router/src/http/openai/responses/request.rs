@@ -4,7 +4,7 @@ use penstock_core::prompt::Chat;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use crate::http::chats::functions::Shape;
+use crate::http::chats::functions::{Namespaced, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
@@ -125,9 +125,17 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
 }
 
-/// What is told back as it was given.
+/// What is told back as it was given, with defaults where it was not, also within `text` and `reasoning`.
 fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo {
     let given = |name: &str, otherwise: Value| fields.value(name).unwrap_or(otherwise);
+    let filled = |given: Option<Value>, mut all: Value| {
+        for (name, value) in given.as_ref().and_then(Value::as_object).into_iter().flatten() {
+            if !value.is_null() {
+                all[name] = value.clone();
+            }
+        }
+        all
+    };
     Echo {
         instructions: given("instructions", Value::Null),
         max_output_tokens: given("max_output_tokens", Value::Null),
@@ -142,8 +150,8 @@ fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo 
         top_logprobs: given("top_logprobs", json!(0)),
         top_p: given("top_p", json!(1.0)),
         user: given("user", Value::Null),
-        text: text.unwrap_or_else(|| json!({"format": {"type": "text"}})),
-        reasoning: reasoning.unwrap_or_else(|| json!({"effort": null, "summary": null})),
+        text: filled(text, json!({"format": {"type": "text"}})),
+        reasoning: filled(reasoning, json!({"effort": null, "summary": null})),
     }
 }
 
@@ -228,12 +236,16 @@ pub enum InputItem<'a> {
     },
     FunctionCall {
         call_id: &'a str,
+        /// Of a function that stands in one.
+        namespace: Option<&'a str>,
         name: &'a str,
         /// JSON.
         arguments: &'a str,
     },
     CustomToolCall {
         call_id: &'a str,
+        /// Of a tool that stands in one.
+        namespace: Option<&'a str>,
         name: &'a str,
         input: &'a str,
     },
@@ -336,6 +348,7 @@ impl<'a> InputItem<'a> {
             Some(Value::Array(parts)) => PartParam::list(&item.at(name), parts).map(Some),
             Some(_) => Err(item.wrong(name, "must be a list of parts")),
         };
+        let namespace = || item.get("namespace").map(|_| item.text("namespace")).transpose();
         let kind = match item.get("type") {
             None if item.get("role").is_some() => "message",
             _ => item.kind()?,
@@ -354,11 +367,13 @@ impl<'a> InputItem<'a> {
             "reasoning" => Self::Reasoning { summary: parts("summary")?, content: parts("content")? },
             "function_call" => Self::FunctionCall {
                 call_id: item.text("call_id")?,
+                namespace: namespace()?,
                 name: item.text("name")?,
                 arguments: item.text("arguments")?,
             },
             "custom_tool_call" => Self::CustomToolCall {
                 call_id: item.text("call_id")?,
+                namespace: namespace()?,
                 name: item.text("name")?,
                 input: item.text("input")?,
             },
@@ -400,11 +415,11 @@ impl<'a> InputItem<'a> {
                 let reasoning: String = parts.iter().map(PartParam::text).collect();
                 messages.push(json!({"role": "assistant", "content": null, "reasoning_content": reasoning}));
             }
-            Self::FunctionCall { call_id, name, arguments } => {
-                add_call(messages, call_id, name, json!(arguments));
+            Self::FunctionCall { call_id, namespace, name, arguments } => {
+                add_call(messages, call_id, namespace, name, json!(arguments));
             }
-            Self::CustomToolCall { call_id, name, input } => {
-                add_call(messages, call_id, name, json!({"input": input}));
+            Self::CustomToolCall { call_id, namespace, name, input } => {
+                add_call(messages, call_id, namespace, name, json!({"input": input}));
             }
             Self::FunctionCallOutput { call_id, output } | Self::CustomToolCallOutput { call_id, output } => {
                 let content = output.joined();
@@ -414,7 +429,12 @@ impl<'a> InputItem<'a> {
     }
 }
 
-fn add_call(messages: &mut Vec<Value>, id: &str, name: &str, arguments: Value) {
+/// A call, of the name that the model knows.
+fn add_call(messages: &mut Vec<Value>, id: &str, namespace: Option<&str>, name: &str, arguments: Value) {
+    let name = match namespace {
+        Some(namespace) => Namespaced::new(namespace, name).shown,
+        None => name.to_owned(),
+    };
     let function = json!({"name": name, "arguments": arguments});
     let call = json!({"id": id, "type": "function", "function": function});
     let message = open_answer(messages);
@@ -464,6 +484,7 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::chats::functions::{Function, functions};
     use crate::http::fields::tests::limits;
     use crate::http::schemas::kinds;
 
@@ -520,6 +541,43 @@ mod tests {
         assert_eq!(answer["reasoning_content"], "Look.");
         assert_eq!(answer["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{}"}));
         assert_eq!(answer["tool_calls"][1]["function"]["arguments"], json!({"input": "x = 1"}));
+    }
+
+    /// To the model a call of a namespace has the name under which it was shown the function.
+    #[test]
+    fn a_call_within_a_namespace_has_one_name() {
+        for (namespace, shown) in
+            [(json!("mcp__docs"), "mcp__docs__f"), (json!("mcp__docs__"), "mcp__docs__f"), (json!(null), "f")]
+        {
+            let call = json!({"type": "function_call", "call_id": "1", "namespace": namespace, "name": "f", "arguments": "{}"});
+            let custom = json!({"type": "custom_tool_call", "call_id": "2", "namespace": namespace, "name": "f", "input": "x"});
+            let chat = parsed(json!({"input": [call, custom]})).expect("valid").chat.chat;
+            let calls = chat.messages[0]["tool_calls"].as_array().expect("calls");
+            assert!(calls.iter().all(|call| call["function"]["name"] == shown), "{calls:?}");
+        }
+    }
+
+    /// What is said of a namespace is shown once.
+    #[test]
+    fn functions_of_a_namespace_are_shown_by_one_name() {
+        let tools = json!([{"type": "namespace", "name": "n", "description": "All", "tools": [
+            {"type": "function", "name": "f"}, {"type": "custom", "name": "g", "description": "Own"},
+        ]}, {"type": "namespace", "name": "m", "description": "Both", "tools": [
+            {"type": "function", "name": "f", "description": "One"},
+        ]}]);
+        let body = json!({"tools": tools}).to_string();
+        let limits = limits();
+        let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+        let functions = functions(&fields, |tool| Function::read(tool, &Shape::RESPONSES)).expect("valid");
+        let shown = |function: &Function| {
+            let shown = &function.shown["function"];
+            assert_eq!(shown["name"], function.callable.name.as_str());
+            json!([shown["name"], shown["description"]])
+        };
+        assert_eq!(
+            functions.iter().map(shown).collect::<Vec<_>>(),
+            [json!(["n__f", "All"]), json!(["n__g", "Own"]), json!(["m__f", "Both\n\nOne"])]
+        );
     }
 
     /// Not at the place that it would have once items have become messages.
@@ -581,6 +639,7 @@ mod tests {
     #[test]
     fn fields_have_the_names_that_the_client_knows() {
         let format = |format: Value| json!({"tools": [{"type": "custom", "name": "f", "format": format}]});
+        let namespace = |tools: Value| json!({"tools": [{"type": "namespace", "name": "n", "tools": tools}]});
         for (more, says) in [
             (json!({"max_output_tokens": 0}), "`max_output_tokens` must be a whole number >= 1"),
             (json!({"text": {"format": {"type": "xml"}}}), "`text.format.type` must be one of text"),
@@ -592,7 +651,34 @@ mod tests {
             ),
             (
                 json!({"tools": [{"type": "web_search"}]}),
-                "`tools[0].type` must be \"function\" or \"custom\"",
+                "`tools[0].type` must be \"function\", \"custom\" or a \"namespace\" of these: this server runs no tools of its own",
+            ),
+            (
+                json!({"tools": [{"type": "local_shell"}]}),
+                "`tools[0].type` must be \"function\", \"custom\" or a \"namespace\" of these: the client runs this one",
+            ),
+            (namespace(json!(5)), "`tools[0].tools` must be a list of tools"),
+            (
+                namespace(json!([{"type": "function", "name": "f"}, {"type": "function", "name": "f"}])),
+                "`tools[0].tools[1].name` is the same as another tool's",
+            ),
+            (
+                namespace(json!([{"type": "namespace", "name": "n", "tools": []}])),
+                "`tools[0].tools[0].type` must be \"function\"",
+            ),
+            (
+                namespace(json!([{"type": "function", "name": "f".repeat(254)}])),
+                "`tools[0].tools[0].name` must have at most 256 characters",
+            ),
+            (
+                namespace(
+                    (0..1025).map(|index| json!({"type": "function", "name": format!("f{index}")})).collect(),
+                ),
+                "`tools` must have at most 1024 entries. Given: 1025",
+            ),
+            (
+                json!({"input": [{"type": "function_call", "call_id": "1", "namespace": 5, "name": "f", "arguments": "{}"}]}),
+                "`input[0].namespace` must be a string",
             ),
             (format(json!({"type": "xml"})), "`tools[0].format.type` must be text or grammar. Given: xml"),
             (
@@ -641,6 +727,27 @@ mod tests {
         assert_eq!(tier(json!({"service_tier": "flex"})), "flex");
         assert_eq!(tier(json!({"service_tier": "priority"})), "priority");
         assert_eq!(tier(json!({"service_tier": "flex", "priority": 0})), "default");
+    }
+
+    #[test]
+    fn what_was_asked_is_told_back_with_its_defaults() {
+        let told = |more: Value| {
+            let echo = parsed(more).expect("valid").echo;
+            (echo.text, echo.reasoning)
+        };
+        let (text, reasoning) =
+            (json!({"format": {"type": "text"}}), json!({"effort": null, "summary": null}));
+        assert_eq!(told(json!({})), (text.clone(), reasoning.clone()));
+        assert_eq!(told(json!({"text": {"format": null}, "reasoning": {}})), (text, reasoning));
+        assert_eq!(
+            told(json!({"text": {"verbosity": "low"}, "reasoning": {"effort": "low"}})),
+            (
+                json!({"verbosity": "low", "format": {"type": "text"}}),
+                json!({"effort": "low", "summary": null})
+            )
+        );
+        let format = json!({"format": {"type": "json_object"}});
+        assert_eq!(told(json!({"text": format})).0, format);
     }
 
     #[test]
