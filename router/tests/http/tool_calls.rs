@@ -491,7 +491,7 @@ async fn calls_of_a_function_whose_schema_cannot_be_held_to_are_free() {
         (
             "hermes",
             "tools[2].function.parameters.properties.x.pattern",
-            "a look-ahead or look-behind is not supported",
+            "a look-ahead other than at the start, behind `^`, or a look-behind is not supported",
             "<tool_call>\n{\"name\": \"odd\", \"arguments\": {\"x\": 5}}\n</tool_call>\
              <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 77}}\n</tool_call>",
         ),
@@ -522,7 +522,10 @@ async fn calls_of_a_function_whose_schema_cannot_be_held_to_are_free() {
         assert_eq!(chunks[0]["warnings"], json!([line]), "{chunks:?}");
         let refused = family.served.post(CHAT, with(&strict)).await;
         let says = refused.json()["error"]["message"].to_string();
-        assert!(refused.status == 422 && says.contains(why), "{format}: {says}");
+        assert!(
+            refused.status == 422 && says.contains(why.rsplit(") ").next().expect("a text")),
+            "{format}: {says}"
+        );
 
         let exact = Family::of(format, false, &["--strict-requests"]).await;
         let refused = exact.served.post(CHAT, with(&odd)).await;

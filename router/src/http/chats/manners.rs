@@ -5,7 +5,7 @@ use penstock_core::prompt::Chat;
 use penstock_output::{ToolFormat, written_calls};
 use serde_json::{Value, json};
 
-use crate::http::chats::messages::{MessageManners, text_of};
+use crate::http::chats::messages::{MessageManners, name_results, text_of};
 
 const TOOL: &str = "penstock_looks_for_tools";
 const RESULT: &str = "penstock looks for results";
@@ -224,6 +224,7 @@ impl CallPlace {
 /// One turn of the model as one message: its calls, their results, and what it said then. The template writes them in this order,
 /// so what it said before its calls is a message of its own.
 fn into_tool_responses(messages: &mut Vec<Value>) {
+    name_results(messages);
     let calls_of = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
     let mut rewritten: Vec<Value> = Vec::with_capacity(messages.len());
     for mut message in std::mem::take(messages) {
@@ -261,14 +262,13 @@ fn into_tool_responses(messages: &mut Vec<Value>) {
     *messages = rewritten;
 }
 
-/// Of which function a result is: of the call that has its id, of the one that it names, or of the next one.
+/// Of which function a result is that may have its name: else of the next call.
 fn called(calls: &Value, result: &Value) -> Value {
-    let name = |call: &Value| call["function"]["name"].clone();
     let next = calls["tool_responses"].as_array().map_or(0, Vec::len);
-    let calls = calls["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
-    let with_id = calls.iter().find(|call| call["id"].is_string() && call["id"] == result["tool_call_id"]);
-    let named = Some(&result["name"]).filter(|name| name.is_string());
-    with_id.map(name).or(named.cloned()).or(calls.get(next).map(name)).unwrap_or_default()
+    match &result["name"] {
+        Value::String(name) => name.clone().into(),
+        _ => calls["tool_calls"][next]["function"]["name"].clone(),
+    }
 }
 
 /// An object where a result is one, else the text.

@@ -132,7 +132,7 @@ fn instruct_once(messages: &mut Vec<Value>) {
 }
 
 /// Results that do not say of which function they are have its name, as the call with their id has it.
-fn name_results(messages: &mut [Value]) {
+pub fn name_results(messages: &mut [Value]) {
     let mut names: HashMap<String, Value> = HashMap::new();
     for message in messages {
         for call in message["tool_calls"].as_array().into_iter().flatten() {
