@@ -24,6 +24,22 @@ pub(crate) fn compile(
     limits: &Limits,
     stop: &Stop,
 ) -> Result<Grammar, CompileError> {
+    match (compiled(source, vocabulary, limits, stop, false), source) {
+        // What fails may be a part that need not be as it was asked for.
+        (Err(error), Source::Parts(parts)) if error.kind.is_of_the_source() && parts::has_choice(parts) => {
+            compiled(source, vocabulary, limits, stop, true)
+        }
+        (compiled, _) => compiled,
+    }
+}
+
+fn compiled(
+    source: &Source,
+    vocabulary: &Arc<Vocabulary>,
+    limits: &Limits,
+    stop: &Stop,
+    apart: bool,
+) -> Result<Grammar, CompileError> {
     let mut written = 0;
     let mut special = Vec::new();
     let mut markers = Vec::new();
@@ -52,7 +68,7 @@ pub(crate) fn compile(
             TopLevelGrammar::from_lark(text.clone())
         }
         Source::Parts(parts) => {
-            let composed = parts::compose(parts, vocabulary, limits, stop)?;
+            let composed = parts::compose(parts, vocabulary, limits, stop, apart)?;
             written = composed.lark.len();
             special = composed.special;
             markers = composed.markers;

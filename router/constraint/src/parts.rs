@@ -1,7 +1,7 @@
 //! Texts that the server composes itself around what clients ask for: calls of tools in a model's own format, with
 //! reasoning before them, as `penstock-output` composes them. Written as one Lark grammar.
 
-use std::{collections::HashMap, fmt::Write};
+use std::{collections::HashMap, fmt::Write, sync::Arc};
 
 use llguidance::api::TopLevelGrammar;
 use penstock_output::{Part, Words};
@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::{CompileError, Kind},
+    grammar,
     guidance::{classify, with_options},
     lark,
     limits::Limits,
@@ -40,13 +41,26 @@ pub(crate) struct Composed {
     pub(crate) unbound: Vec<CompileError>,
 }
 
+/// Some part of it may be as it was not asked for.
+pub(crate) fn has_choice(parts: &[Part]) -> bool {
+    parts.iter().any(|part| match part {
+        Part::IfPossible { .. } => true,
+        Part::OneOf(all) | Part::SomeOf { members: all, .. } => all.iter().any(|parts| has_choice(parts)),
+        Part::Repeat { part, .. } => has_choice(part),
+        _ => false,
+    })
+}
+
+/// `apart`: what was asked for is compiled by itself, to find what cannot be.
 pub(crate) fn compose(
     parts: &[Part],
-    vocabulary: &Vocabulary,
+    vocabulary: &Arc<Vocabulary>,
     limits: &Limits,
     stop: &Stop,
+    apart: bool,
 ) -> Result<Composed, CompileError> {
     let mut writer = Writer {
+        apart,
         vocabulary,
         limits,
         stop,
@@ -74,7 +88,8 @@ pub(crate) fn compose(
 }
 
 struct Writer<'a> {
-    vocabulary: &'a Vocabulary,
+    apart: bool,
+    vocabulary: &'a Arc<Vocabulary>,
     limits: &'a Limits,
     stop: &'a Stop,
     rules: String,
@@ -189,7 +204,7 @@ impl Writer<'_> {
                 self.define('c', "", &written.join(" | "))
             }
             // What was written of it before it failed stays, and nothing refers to it.
-            Part::IfPossible { asked, instead } => match self.sequence(asked) {
+            Part::IfPossible { asked, instead, at } => match self.if_possible(asked, at) {
                 Err(error) if error.kind.is_of_the_source() => {
                     self.unbound.push(error);
                     self.sequence(instead)?
@@ -235,6 +250,18 @@ impl Writer<'_> {
     }
 
     /// A client's grammar by itself: what is wrong is told with its place there.
+    fn if_possible(&mut self, asked: &[Part], at: &str) -> Result<String, CompileError> {
+        if self.apart {
+            let alone =
+                grammar::compile(&Source::Parts(asked.to_vec()), self.vocabulary, self.limits, self.stop);
+            alone.map_err(|error| match error.path.is_empty() {
+                true => CompileError { path: at.to_owned(), ..error },
+                false => error,
+            })?;
+        }
+        self.sequence(asked)
+    }
+
     fn checked(&self, text: &str) -> Result<(), CompileError> {
         lark::check(text)?;
         let grammar = TopLevelGrammar::from_lark(text.to_owned());

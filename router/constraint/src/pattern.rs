@@ -23,8 +23,9 @@ const LINE_ENDS: &str = r"\n\r\u{2028}\u{2029}";
 const LINE_END: &str = r"\n";
 /// The largest count in a repetition.
 const MOST_REPETITIONS: u32 = 100_000;
-/// Conditions at the start of an expression; the time of llguidance doubles with each that must hold together.
-const MOST_LOOK_AHEADS: usize = 16;
+/// Conditions at the start of an expression; the time of llguidance doubles with each that must hold together. With what follows them they are
+/// as many as a schema may bring together.
+const MOST_LOOK_AHEADS: usize = 15;
 /// What the expressions of one source may weigh together: a second or two for who reads them, who cannot be interrupted, and some
 /// 50 MB.
 const MOST_WEIGHT: usize = 4_000_000;
@@ -570,7 +571,13 @@ fn class(from: &mut Reader, out: &mut String) -> Result<(), String> {
 /// An expression for every string that `expression` does not match, where that is a list of plain texts.
 pub(crate) fn opposite(expression: &str) -> Option<String> {
     let inside = expression.strip_prefix('^')?.strip_suffix('$')?;
-    Some(other_than(&plain_texts(inside)?))
+    Some(other_than_lines(&plain_texts(inside)?))
+}
+
+/// An expression for every string but these texts, also before a line end at the end: some engines take the place there for the end too.
+fn other_than_lines(texts: &[&str]) -> String {
+    let lines: Vec<String> = texts.iter().map(|text| format!("{text}\n")).collect();
+    other_than(&lines.iter().map(String::as_str).chain(texts.iter().copied()).collect::<Vec<_>>())
 }
 
 /// An expression for every string that an ECMAScript expression does not match at its start.
@@ -578,11 +585,7 @@ fn not_at_start(expression: &str, strings: Strings) -> Result<String, String> {
     let (inside, is_whole) =
         expression.strip_suffix('$').map_or((expression, false), |inside| (inside, true));
     match plain_texts(inside) {
-        Some(texts) if is_whole => {
-            // Some engines take the place before a line end at the end for the end too.
-            let lines: Vec<String> = texts.iter().map(|text| format!("{text}\n")).collect();
-            Ok(other_than(&lines.iter().map(String::as_str).chain(texts).collect::<Vec<_>>()))
-        }
+        Some(texts) if is_whole => Ok(other_than_lines(&texts)),
         Some(texts) => Ok(tree(&texts, beginning_otherwise)),
         None => complement::not_at_start(&translate(expression, strings, Doubtful::In)?, strings),
     }

@@ -93,7 +93,7 @@ fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
                 todo.extend(part.iter().chain(between));
                 0
             }
-            Part::IfPossible { asked, instead } => {
+            Part::IfPossible { asked, instead, .. } => {
                 todo.extend(asked.iter().chain(instead));
                 0
             }

@@ -342,7 +342,15 @@ fn text_is_free_and_what_opens_a_call_is_not() {
 /// Of a function whose schema cannot be compiled calls have any arguments, and others are held to theirs.
 #[test]
 fn a_schema_that_cannot_be_compiled_leaves_others_bound() {
-    let odd = json!({"type": "object", "properties": {"x": {"type": "string", "pattern": "x(?!y)z"}}});
+    let reason = "a look-ahead other than at the start, behind `^`, or a look-behind is not supported";
+    let pattern = json!({"type": "object", "properties": {"x": {"type": "string", "pattern": "x(?!y)z"}}});
+    leaves_others_bound(pattern, "/9/parameters/properties/x/pattern", reason);
+    // What only the engine finds.
+    let nothing = json!({"type": "object", "properties": {"x": {"type": "integer", "minimum": 5, "maximum": 4}}, "required": ["x"]});
+    leaves_others_bound(nothing, "/9/parameters", "no value matches the schema");
+}
+
+fn leaves_others_bound(odd: Value, at: &str, reason: &str) {
     let mut given: Vec<Callable> =
         functions().into_iter().map(|function| Callable { is_strict: false, ..function }).collect();
     given.insert(
@@ -361,9 +369,8 @@ fn a_schema_that_cannot_be_compiled_leaves_others_bound() {
     for format in tool_formats() {
         let world = World::new(format, true);
         let grammar = world.compile(calls(format, "", &given).possible().unwrap().parts);
-        let told: Vec<_> = grammar.unbound.iter().map(|error| (&*error.path, &*error.reason)).collect();
-        let reason = "a look-ahead other than at the start, behind `^`, or a look-behind is not supported";
-        assert_eq!(told, [("/9/parameters/properties/x/pattern", reason)], "{}", format.name);
+        let [told] = &grammar.unbound[..] else { panic!("{}: {:?}", format.name, grammar.unbound) };
+        assert!(told.path.starts_with(at) && told.reason.contains(reason), "{}: {told}", format.name);
         let frame = format.frame("");
         let begins = match frame.trigger {
             "" => format!("{}{}", frame.open, frame.before_name),
@@ -380,7 +387,7 @@ fn a_schema_that_cannot_be_compiled_leaves_others_bound() {
         given[0].is_strict = true;
         let parts = calls(format, "", &given).possible().unwrap().parts;
         let refused = world.compiler.compile(Source::Parts(parts), &Cancel::new()).err().unwrap();
-        assert!(refused.to_string().contains(reason), "{}: {refused}", format.name);
+        assert!(refused.reason.contains(reason), "{}: {refused}", format.name);
         given[0].is_strict = false;
     }
 }

@@ -94,7 +94,7 @@ impl Calls<'_> {
             let body = match of(function, &budget) {
                 asked if function.is_strict => asked?,
                 Ok(asked) => match anything() {
-                    Ok(instead) => vec![Part::IfPossible { asked, instead }],
+                    Ok(instead) => vec![Part::IfPossible { asked, instead, at: function.at.clone() }],
                     Err(_) => asked,
                 },
                 Err(why) => {

@@ -50,10 +50,11 @@ pub enum Part {
         close: String,
     },
     OneOf(Vec<Vec<Part>>),
-    /// `asked`, or, where that cannot be compiled, `instead`; then the grammar says why.
+    /// `asked`, or, where that cannot be compiled, `instead`; then the grammar says why. `at` is where the client asked for it.
     IfPossible {
         asked: Vec<Part>,
         instead: Vec<Part>,
+        at: String,
     },
     /// `part` so many times, with `between` between two.
     Repeat {

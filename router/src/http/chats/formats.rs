@@ -114,8 +114,11 @@ impl ChatFormats {
     }
 
     /// Makes of messages what the template reads, and brings earlier calls, each with arguments, and their results to where it shows them.
-    pub fn rewrite(&self, messages: &mut Vec<Value>) {
-        self.manners.messages.rewrite(messages);
+    pub fn rewrite(&self, messages: &mut Vec<Value>, beside_tools: bool) {
+        match beside_tools {
+            true => self.manners.messages_beside_tools.rewrite(messages),
+            false => self.manners.messages.rewrite(messages),
+        }
         fill_in_arguments(messages);
         if let Some(calls) = self.calls {
             self.manners.calls.rewrite(messages, &self.template, calls);

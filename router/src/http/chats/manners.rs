@@ -45,6 +45,8 @@ pub struct Manners {
     pub fills_in_tools: bool,
     pub calls: CallPlace,
     pub messages: MessageManners,
+    /// Beside tools in their place in the template, for which a model may have a template of its own.
+    pub messages_beside_tools: MessageManners,
 }
 
 impl Manners {
@@ -66,7 +68,7 @@ impl Manners {
         let bare = json!({"type": "function", "function": {"name": TOOL}});
         let mut filled = bare.clone();
         fill_in(&mut filled);
-        let tools = if shows(&[], Some(filled), &[TOOL]) {
+        let tools = if shows(&[], Some(filled.clone()), &[TOOL]) {
             ToolPlace::Template
         } else if shows_within_the_system_message(&render) {
             ToolPlace::SystemMessage
@@ -93,12 +95,20 @@ impl Manners {
         let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
         let reads_responses = calls.is_some() && reads_tool_responses(template, &render);
         let place = if reads_responses { CallPlace::ToolResponses } else { place.unwrap_or_default() };
-        let messages = MessageManners::of(
-            |messages| render(&Chat { messages, ..Chat::default() }),
-            |content, has_name| [vec![user.clone()], result(place, content, has_name)].concat(),
-        );
-        let fills_in_tools = tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]);
-        Self { tools, fills_in_tools, calls: place, messages }
+        let messages = |tools: Option<Vec<Value>>| {
+            MessageManners::of(
+                template,
+                |messages| render(&Chat { messages, tools: tools.clone(), ..Chat::default() }),
+                |content, has_name| [vec![user.clone()], result(place, content, has_name)].concat(),
+            )
+        };
+        Self {
+            tools,
+            fills_in_tools: tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]),
+            calls: place,
+            messages: messages(None),
+            messages_beside_tools: messages(Some(vec![filled]).filter(|_| tools == ToolPlace::Template)),
+        }
     }
 }
 
@@ -247,6 +257,8 @@ fn into_tool_responses(messages: &mut Vec<Value>) {
                     && calls["tool_responses"].is_array() =>
             {
                 calls["content"] = message["content"].take();
+                let (Some(calls), Value::Object(own)) = (calls.as_object_mut(), message) else { continue };
+                own.into_iter().for_each(|(name, value)| _ = calls.entry(name).or_insert(value));
             }
             _ => {
                 if has_calls && !text.is_empty() {

@@ -28,9 +28,10 @@ pub struct MessageManners {
 }
 
 impl MessageManners {
-    /// `render` gives None where the template refuses the messages. `result` is a conversation whose last message is a tool's
-    /// result with this content, and without or with the function's name, as the template is given it.
+    /// `render` gives None where the template, which is `source`, refuses the messages. `result` is a conversation whose last message is a
+    /// tool's result with this content, and without or with the function's name, as the template is given it.
     pub fn of(
+        source: &str,
         render: impl Fn(Vec<Value>) -> Option<String>,
         result: impl Fn(Value, bool) -> Vec<Value>,
     ) -> Self {
@@ -65,11 +66,15 @@ impl MessageManners {
                 && shows(vec![first, user.clone(), assistant.clone(), second, user.clone()])
         };
         let shows_role = |role: &str| shows(vec![message(role, &both), user.clone()]);
-        let developer_is_system = !shows_role("developer") && shows_role("system");
+        // Many write any role as it is called, which no model but those of whose templates it is a word has seen.
+        let knows_developer = source.contains("developer") && shows_role("developer");
+        let developer_is_system = !knows_developer && shows_role("system");
+        let shows_any = shows_role("system") || shows_role("developer");
         Self {
             joined: ROLES.into_iter().filter(|role| !reads_parts(role)).collect(),
             developer_is_system,
-            instructs_once: !(several("system") && (developer_is_system || several("developer"))),
+            instructs_once: shows_any
+                && !(several("system") && (developer_is_system || several("developer"))),
             names_results,
         }
     }
@@ -96,8 +101,8 @@ impl MessageManners {
     }
 }
 
-/// Instructions as one message at the beginning, in their order. Turns of the user between which some stood are one: many of these templates
-/// want the user and the assistant to take turns.
+/// Instructions as one message at the beginning, in their order; behind the assistant's last message they are a turn of the user, which asks
+/// for a new one. Turns of the user between which some stood are one: many of these templates want the user and the assistant to take turns.
 fn instruct_once(messages: &mut Vec<Value>) {
     let instructs = |message: &Value| INSTRUCT.iter().any(|role| message["role"] == *role);
     let is_first = messages.first().is_some_and(instructs);
@@ -108,26 +113,33 @@ fn instruct_once(messages: &mut Vec<Value>) {
     }
     let mut first = Value::Null;
     let (mut texts, mut others) = (Vec::new(), Vec::<Value>::with_capacity(messages.len()));
-    let mut is_behind_one = false;
+    // Behind the last of the others.
+    let mut latest = Vec::new();
     for message in std::mem::take(messages) {
         if instructs(&message) {
-            texts.push(text_of(&message["content"]));
+            latest.push(text_of(&message["content"]));
             first = if first.is_null() { message } else { first };
-            is_behind_one = true;
             continue;
         }
         let is_user = |message: &Value| message["role"] == "user";
-        match others.last_mut().filter(|last| is_behind_one && is_user(last) && is_user(&message)) {
+        match others.last_mut().filter(|last| !latest.is_empty() && is_user(last) && is_user(&message)) {
             Some(last) => {
                 let turns = [&last["content"], &message["content"]].map(text_of);
                 last["content"] = turns.join("\n\n").into();
             }
             None => others.push(message),
         }
-        is_behind_one = false;
+        texts.append(&mut latest);
     }
-    first["content"] = texts.join("\n\n").into();
-    others.insert(0, first);
+    if others.last().is_some_and(|last| last["role"] == "assistant") && !latest.is_empty() {
+        others.push(json!({"role": "user", "content": latest.join("\n\n")}));
+    } else {
+        texts.append(&mut latest);
+    }
+    if !texts.is_empty() {
+        first["content"] = texts.join("\n\n").into();
+        others.insert(0, first);
+    }
     *messages = others;
 }
 
@@ -167,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::http::chats::formats::ChatFormats;
-    use crate::http::chats::manners::Manners;
+    use crate::http::chats::manners::{Manners, ToolPlace, fill_in};
 
     const FAMILIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/chat_templates");
 
@@ -191,9 +203,17 @@ mod tests {
         }
 
         /// The prompt of messages as clients send them.
-        fn prompt(&self, mut messages: Vec<Value>) -> Option<String> {
-            self.formats.rewrite(&mut messages);
-            of(&self.templates, &Chat { messages, ..Chat::default() })
+        fn prompt(&self, messages: Vec<Value>) -> Option<String> {
+            self.prompt_beside(false, messages)
+        }
+
+        fn prompt_beside(&self, tools: bool, mut messages: Vec<Value>) -> Option<String> {
+            self.formats.rewrite(&mut messages, tools);
+            let mut tool = json!({"type": "function", "function": {"name": "f"}});
+            fill_in(&mut tool);
+            let has_place = self.formats.manners.tools == ToolPlace::Template;
+            let tools = (tools && has_place).then(|| vec![tool]);
+            of(&self.templates, &Chat { messages, tools, ..Chat::default() })
         }
     }
 
@@ -228,21 +248,24 @@ mod tests {
             |content: Value| json!({"role": "tool", "tool_call_id": "call00001", "content": content});
         let all = families();
         assert!(all.len() > 50, "{} templates", all.len());
-        let mut rewritten = [0; 4];
-        for (name, family) in &all {
+        let (mut rewritten, mut with_tools) = ([0; 4], 0);
+        for (beside_tools, (name, family)) in
+            [false, true].into_iter().flat_map(|tools| all.iter().map(move |family| (tools, family)))
+        {
             let shows = |messages: Vec<Value>| {
-                let text = family.prompt(messages)?;
+                let text = family.prompt_beside(beside_tools, messages)?;
                 let is_json = ["'text'", "\"text\""].iter().any(|name| text.contains(name));
                 Some(["WON", "TOO"].iter().all(|word| text.contains(word)) && !is_json)
             };
             let begins = shows(vec![said("user", "WON TOO")]);
             match &**name {
                 // They are for chats with tools alone.
-                "command_r_tools" | "hermes" => continue,
+                "command_r_tools" | "hermes" if !beside_tools => continue,
                 // Shows only what follows a message of the system.
                 "llama3_3_pythonic" => assert_eq!(begins, Some(false)),
                 _ => assert_eq!(begins, Some(true), "{name}"),
             }
+            with_tools += u32::from(beside_tools && family.formats.manners.tools == ToolPlace::Template);
             let of_parts = shows(vec![said("user", parts(["WON ", "TOO"]))]);
             assert_eq!(of_parts, begins, "{name}: parts of a question");
             let turns = |content: Value| vec![user.clone(), said("assistant", content), user.clone()];
@@ -270,6 +293,7 @@ mod tests {
                             said("system", "TOO"),
                             user.clone(),
                         ],
+                        vec![said(role, "WON"), user.clone(), assistant.clone(), said("developer", "TOO")],
                     ] {
                         if messages[0]["role"] != "user" || begins == Some(true) {
                             assert_eq!(shows(messages.clone()), Some(true), "{name}: {messages:?}");
@@ -285,6 +309,7 @@ mod tests {
         // Enough of them do not show it as it comes, for this to have a point.
         let [joined, developer, once, _] = rewritten;
         assert!(joined > 30 && developer > 15 && once > 4, "{rewritten:?} of {}", all.len());
+        assert!(with_tools > 15, "{with_tools}");
     }
 
     #[test]
@@ -293,12 +318,15 @@ mod tests {
             "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}\
              {% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endif %}{{ m.tool_calls or '' }}{% endfor %}",
         );
-        assert_eq!(reads_all.formats.manners.messages, MessageManners::default());
+        let none = MessageManners::default();
+        let manners_of_all = &reads_all.formats.manners.messages;
+        // The template has no such word.
+        assert_eq!(manners_of_all, &MessageManners { developer_is_system: true, ..none });
         let plain = Family::of(
             "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}",
         );
         let manners = &plain.formats.manners.messages;
-        let joined = MessageManners { joined: ROLES.to_vec(), ..MessageManners::default() };
+        let joined = MessageManners { joined: ROLES.to_vec(), ..manners_of_all.clone() };
         assert_eq!(manners, &joined);
         assert_eq!(plain.prompt(vec![said("user", parts(["a", "b"]))]).as_deref(), Some("<user>ab"));
     }
@@ -322,6 +350,10 @@ mod tests {
         let between =
             vec![said("user", "c"), said("system", "a"), said("user", parts(["d"])), said("user", "e")];
         assert_eq!(prompt(between).as_deref(), Some("<system>a<user>c\n\nd<user>e"));
+        // It asks for another answer, and the one that is there is not continued.
+        let behind =
+            vec![said("system", "a"), said("user", "c"), said("assistant", "d"), said("developer", "e")];
+        assert_eq!(prompt(behind).as_deref(), Some("<system>a<user>c<assistant>d<user>e"));
         let one = vec![said("user", "c"), said("system", "a")];
         assert_eq!(prompt(one).as_deref(), Some("<system>a<user>c"));
         assert_eq!(prompt(vec![said("user", "c")]).as_deref(), Some("<user>c"));

@@ -38,7 +38,7 @@ pub struct Prepared {
 
 impl ChatRequest {
     pub fn render(&mut self, loaded: &Loaded, client: &CancellationToken) -> Result<String, ApiError> {
-        loaded.chats.rewrite(&mut self.chat.messages);
+        loaded.chats.rewrite(&mut self.chat.messages, self.tools.is_some());
         if let Some(tools) = &self.tools {
             tools.show(&mut self.chat, &loaded.chats);
         }
