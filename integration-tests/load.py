@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import wire
+from processes import wait_for
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,19 @@ def once(action: Callable[[], None], at: int = 1) -> Callable[[], None]:
             action()
 
     return call
+
+
+def once_arrived(
+    action: Callable[[], None], at: int, arrived: Callable[[], float], requests: int
+) -> Callable[[], None]:
+    """As `once`, when `arrived` has grown by so many: on a busy machine some come late, and a server that restarts takes none."""
+    before = arrived()
+
+    def act() -> None:
+        wait_for(lambda: arrived() >= before + requests, "all requests to arrive")
+        action()
+
+    return once(act, at)
 
 
 def ask_all(
