@@ -19,7 +19,7 @@ const SECOND: &str = "penstock looks for another";
 pub struct MessageManners {
     /// Roles whose parts are joined: the template does not read a part as it reads the text.
     joined: Vec<&'static str>,
-    /// A developer's messages are the system's: the template shows these alone.
+    /// A developer's messages are the system's: the template knows these alone.
     developer_is_system: bool,
     /// Instructions are one message, the first: the template does not show several, or none later.
     instructs_once: bool,
@@ -67,13 +67,12 @@ impl MessageManners {
         };
         let shows_role = |role: &str| shows(vec![message(role, &both), user.clone()]);
         // Many write any role as it is called, which no model but those of whose templates it is a word has seen.
-        let knows_developer = source.contains("developer") && shows_role("developer");
-        let developer_is_system = !knows_developer && shows_role("system");
-        let shows_any = shows_role("system") || shows_role("developer");
+        let (shows_system, shows_developer) = (shows_role("system"), shows_role("developer"));
+        let developer_is_system = shows_system && !(source.contains("developer") && shows_developer);
         Self {
             joined: ROLES.into_iter().filter(|role| !reads_parts(role)).collect(),
             developer_is_system,
-            instructs_once: shows_any
+            instructs_once: (shows_system || shows_developer)
                 && !(several("system") && (developer_is_system || several("developer"))),
             names_results,
         }
