@@ -5,7 +5,7 @@ use penstock_core::prompt::Chat;
 use penstock_output::{ToolFormat, written_calls};
 use serde_json::{Value, json};
 
-use crate::http::chats::messages::{MessageManners, name_results, text_of};
+use crate::http::chats::messages::{MessageManners, PartsAlone, append, name_results, text_of};
 
 const TOOL: &str = "penstock_looks_for_tools";
 const RESULT: &str = "penstock looks for results";
@@ -47,12 +47,19 @@ pub struct Manners {
     pub messages: MessageManners,
     /// Beside tools in their place in the template, for which a model may have a template of its own.
     pub messages_beside_tools: MessageManners,
+    pub parts_alone: PartsAlone,
 }
 
 impl Manners {
     /// `render` gives None where the template refuses a chat. `template` is its source, for chats with tools; without `calls`, calls
     /// and results stay where they are.
     pub fn of(template: &str, calls: Option<&ToolFormat>, render: impl Fn(&Chat) -> Option<String>) -> Self {
+        let parts_alone = PartsAlone::of(|messages| render(&Chat { messages, ..Chat::default() }));
+        let render = |chat: &Chat| {
+            let mut chat = chat.clone();
+            parts_alone.write(&mut chat.messages);
+            render(&chat)
+        };
         let user = json!({"role": "user", "content": "x"});
         let system = json!({"role": "system", "content": "x"});
         // Some say what they say of tools only where there is a system's message.
@@ -108,6 +115,7 @@ impl Manners {
             calls: place,
             messages: messages(None),
             messages_beside_tools: messages(Some(vec![filled]).filter(|_| tools == ToolPlace::Template)),
+            parts_alone: parts_alone.clone(),
         }
     }
 }
@@ -220,10 +228,7 @@ impl CallPlace {
             let joins = self == Self::TextAndUser && is_result_before && message["role"] == "user";
             is_result_before = is_result;
             match rewritten.last_mut() {
-                Some(last) if joins => {
-                    let text = format!("{}\n{}", text_of(&last["content"]), text_of(&message["content"]));
-                    last["content"] = text.into();
-                }
+                Some(last) if joins => append(&mut last["content"], "\n", &text_of(&message["content"])),
                 _ => rewritten.push(message),
             }
         }

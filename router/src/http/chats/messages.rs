@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 /// Roles whose messages are tried.
-const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+const ROLES: [&str; 5] = ["user", "system", "developer", "assistant", "tool"];
 /// Whose words come before the conversation.
 const INSTRUCT: [&str; 2] = ["system", "developer"];
 
@@ -46,14 +46,13 @@ impl MessageManners {
         let with = |role: &str, content: Value| {
             let this = json!({"role": role, "content": content});
             match role {
-                "system" => vec![this, user.clone()],
+                "system" | "developer" => vec![this, user.clone()],
                 "assistant" => vec![user.clone(), this, user.clone()],
                 "tool" => result(this["content"].clone(), names_results),
                 _ => vec![this],
             }
         };
         let reads_parts = |role: &str| {
-            let part = |text: &str| json!({"type": "text", "text": text});
             let text = render(with(role, json!(both)));
             text.is_some()
                 && text == render(with(role, json!([part(&both)])))
@@ -85,9 +84,7 @@ impl MessageManners {
             }
         }
         for message in messages.iter_mut().filter(|message| message["content"].is_array()) {
-            // Other roles are taken for the user's.
-            let role = ROLES.into_iter().find(|role| message["role"] == *role).unwrap_or("user");
-            if self.joined.contains(&role) {
+            if self.joined.contains(&role_of(message)) {
                 message["content"] = text_of(&message["content"]).into();
             }
         }
@@ -116,16 +113,13 @@ fn instruct_once(messages: &mut Vec<Value>) {
     let mut latest = Vec::new();
     for message in std::mem::take(messages) {
         if instructs(&message) {
-            latest.push(text_of(&message["content"]));
+            latest.extend(Some(text_of(&message["content"])).filter(|text| !text.is_empty()));
             first = if first.is_null() { message } else { first };
             continue;
         }
         let is_user = |message: &Value| message["role"] == "user";
         match others.last_mut().filter(|last| !latest.is_empty() && is_user(last) && is_user(&message)) {
-            Some(last) => {
-                let turns = [&last["content"], &message["content"]].map(text_of);
-                last["content"] = turns.join("\n\n").into();
-            }
+            Some(last) => append(&mut last["content"], "\n\n", &text_of(&message["content"])),
             None => others.push(message),
         }
         texts.append(&mut latest);
@@ -160,12 +154,68 @@ pub fn name_results(messages: &mut [Value]) {
     }
 }
 
+/// Makes one text of a content and what follows it. Many may follow, so what is there is not copied each time.
+pub fn append(content: &mut Value, between: &str, text: &str) {
+    match content {
+        Value::String(before) => before.extend([between, text]),
+        _ => *content = [&text_of(content), between, text].concat().into(),
+    }
+}
+
+/// Other roles than those that are tried are taken for the user's.
+fn role_of(message: &Value) -> &'static str {
+    ROLES.into_iter().find(|role| message["role"] == *role).unwrap_or("user")
+}
+
+fn part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
 /// A message's content without its parts' borders.
 pub fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
         _ => String::new(),
+    }
+}
+
+/// Roles of which the template shows parts and no text, as those of many models that see images do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PartsAlone(Vec<&'static str>);
+
+impl PartsAlone {
+    /// `render` gives None where the template refuses the messages.
+    pub fn of(render: impl Fn(Vec<Value>) -> Option<String>) -> Self {
+        let user = json!({"role": "user", "content": "x"});
+        let mut found = Self::default();
+        // The user's first: the others stand beside them.
+        for role in ROLES {
+            let shows = |content: Value| {
+                let this = json!({"role": role, "content": content});
+                let mut messages = match role {
+                    "user" => vec![this],
+                    "system" | "developer" => vec![this, user.clone()],
+                    _ => vec![user.clone(), this, user.clone()],
+                };
+                found.write(&mut messages);
+                render(messages).is_some_and(|text| text.contains(SECOND))
+            };
+            if !shows(json!(SECOND)) && shows(json!([part(SECOND)])) {
+                found.0.push(role);
+            }
+        }
+        found
+    }
+
+    /// The last that is done to messages: all else is done to texts.
+    pub fn write(&self, messages: &mut [Value]) {
+        for message in messages {
+            if message["content"].is_string() && self.0.contains(&role_of(message)) {
+                let text = message["content"].take();
+                message["content"] = json!([{"type": "text", "text": text}]);
+            }
+        }
     }
 }
 
@@ -208,6 +258,7 @@ mod tests {
 
         fn prompt_beside(&self, tools: bool, mut messages: Vec<Value>) -> Option<String> {
             self.formats.rewrite(&mut messages, tools);
+            self.formats.manners.parts_alone.write(&mut messages);
             let mut tool = json!({"type": "function", "function": {"name": "f"}});
             fill_in(&mut tool);
             let has_place = self.formats.manners.tools == ToolPlace::Template;
@@ -328,6 +379,43 @@ mod tests {
         let joined = MessageManners { joined: ROLES.to_vec(), ..manners_of_all.clone() };
         assert_eq!(manners, &joined);
         assert_eq!(plain.prompt(vec![said("user", parts(["a", "b"]))]).as_deref(), Some("<user>ab"));
+    }
+
+    #[test]
+    fn a_text_is_a_part_where_the_template_shows_parts_alone() {
+        let shows = |name: &str, messages| {
+            let source = std::fs::read_to_string(format!("{FAMILIES}/{name}.jinja")).expect("a text");
+            Family::of(&source).prompt(messages)
+        };
+        let chat = |content: Value| {
+            let system = said("developer", "a");
+            vec![system, said("user", content), said("assistant", "d"), said("user", "e")]
+        };
+        let idefics = "<|im_start|>System: a<end_of_utterance>\nUser: bc<end_of_utterance>\nAssistant: d<end_of_utterance>\n\
+                       User: e<end_of_utterance>\nAssistant:";
+        for content in ["bc".into(), parts(["b", "c"])] {
+            assert_eq!(shows("idefics", chat(content)).as_deref(), Some(idefics));
+        }
+        assert_eq!(
+            shows("llava", chat("bc".into())).as_deref(),
+            Some("a USER: bc ASSISTANT: d USER: e ASSISTANT:")
+        );
+        assert_eq!(
+            shows("chatml", vec![said("user", "b")]),
+            shows("chatml", vec![said("user", parts(["b"]))])
+        );
+    }
+
+    #[test]
+    fn instructions_without_a_word_are_left_out() {
+        let strict = Family::of(
+            "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}\
+             <{{ m.role }}>{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let two = vec![said("system", ""), said("developer", "a"), said("user", "b")];
+        assert_eq!(strict.prompt(two).as_deref(), Some("<system>a<user>b"));
+        let later = vec![said("user", "b"), said("system", "")];
+        assert_eq!(strict.prompt(later).as_deref(), Some("<user>b"));
     }
 
     /// Qwen 3.5's rule.

@@ -42,6 +42,7 @@ impl ChatRequest {
         if let Some(tools) = &self.tools {
             tools.show(&mut self.chat, &loaded.chats);
         }
+        loaded.chats.manners.parts_alone.write(&mut self.chat.messages);
         loaded.serving.prompt.render(&self.chat, client).map_err(|error| self.names.error(error))
     }
 
