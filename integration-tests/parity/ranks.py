@@ -108,6 +108,11 @@ class RanksDriver:
         self.ranks.heard()
         return result
 
+    def all_logits(self, rows: list[dict[str, Any]]) -> torch.Tensor:
+        """Executes one plan whose rows ask for prompt log probabilities, and returns the logits of all of them."""
+        self.step(rows)
+        return torch.cat(self.driver.logits)
+
     def last_logits(self) -> torch.Tensor:
         """Logits (S, V) of the rows that sampled."""
         return self.driver.last_logits()

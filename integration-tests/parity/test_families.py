@@ -11,7 +11,7 @@ import pytest
 import torch
 from families import FAMILIES, few_of, in_turn, vocabulary_of
 from models import LENGTH, Reference, ids, make
-from page import saw
+from page import runs, saw
 from ranks import Ranks
 from torch import Tensor
 
@@ -69,13 +69,17 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
         prefix_hit(driver, reference, sequences, dtype)
         if DEVICE != "cpu":  # two ranks need two GPUs, and the page is of what was seen without one
             continue
-        in_pieces(pair.driver(folder, dtype, **LIMITS), reference, sequences, dtype)
+        divided = pair.driver(folder, dtype, **LIMITS)
+        prefill(divided, reference, sequences, dtype)
+        in_pieces(divided, reference, sequences, dtype)
+        ragged(divided, reference, sequences, dtype)
+        prefix_hit(divided, reference, sequences, dtype)
         for mode in MODES:
             saw(family, mode, short)
 
 
 @pytest.mark.parametrize("family", few_of(FAMILIES))
-def test_a_greedy_text_does_not_depend_on_its_company(family: str, tmp_path: Path) -> None:
+def test_a_greedy_text_does_not_depend_on_its_company(family: str, tmp_path: Path, pair: Ranks) -> None:
     from driver import Driver
 
     if DEVICE != "cpu":
@@ -85,6 +89,11 @@ def test_a_greedy_text_does_not_depend_on_its_company(family: str, tmp_path: Pat
     for dtype in DTYPES.values():
         exact = dtype == torch.bfloat16
         greedy(Driver(folder, dtype, deterministic=exact, **LIMITS), vocabulary_of(config))
+    greedy(pair.driver(folder, torch.float32, **LIMITS), vocabulary_of(config))
+    if runs(family) == "engine":  # whose sums are the same for any batch
+        driver = Driver(folder, torch.bfloat16, **LIMITS)
+        assert driver.engine.native is not None
+        greedy(driver, vocabulary_of(config))
     saw(family, "greedy text", "fp32, bf16")
 
 

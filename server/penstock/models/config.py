@@ -29,7 +29,7 @@ NO_END = 1 << 31
 @dataclass(frozen=True)
 class Window:
     """Which keys a query sees beside those before it: the last `size` of them, its own among them; or, in
-    chunks, those of its own `size` positions.
+    chunks, those of its own `size` positions. Beltagy et al., "Longformer", 2020 (windows); the Llama 4 release (chunks).
     """
 
     size: int
@@ -151,7 +151,9 @@ class LatentConfig:
 
 @dataclass(frozen=True)
 class OutputGate:
-    """What is attended to is multiplied with gates that are made of what attention read."""
+    """What is attended to is multiplied with gates that are made of what attention read. Qiu et al., "Gated Attention
+    for Large Language Models", 2025.
+    """
 
     function: Literal["sigmoid", "softplus"]
     per_number: bool = False  # each number has one; else each head
@@ -217,7 +219,9 @@ class LayerConfig:
     smoothing: SmoothingConfig | None = None
     values_are_keys: bool = False  # values are keys before norm and rotation
     choice_of_last: bool = False  # it attends to the keys that the last layer with an indexer has chosen
-    keys_of: int | None = None  # the earlier layer whose keys and values it reads; None: its own
+    # The earlier layer whose keys and values it reads; None: its own. Brandon et al., "Reducing Transformer Key-Value Cache
+    # Size with Cross-Layer Attention", 2024.
+    keys_of: int | None = None
     feed_forward: int = 0  # F; 0: the model's
     gate_sparsity: float = 0.0  # the share of a token's gates that stay shut
 

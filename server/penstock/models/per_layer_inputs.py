@@ -1,5 +1,5 @@
 """Per-layer embeddings of Gemma 3n and 4: a second table gives every layer numbers of its own for each token, which are
-mixed into what the layer gives. Letters as in `decoder`, and L layers, Y numbers of a token for a layer.
+mixed into what the layer gives; the Gemma 3n release has them first. Letters as in `decoder`, and L layers, Y numbers of a token for a layer.
 """
 
 from collections.abc import Callable
