@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import wire
+
 
 def user(question: str) -> list[Any]:
     return [{"role": "user", "content": question}]
@@ -37,3 +39,14 @@ WEATHER_RESULT = '{"temperature": 21, "condition": "sunny"}'
 WEATHER_ANSWERED = "21"
 
 QUESTIONS = (ADD, REPEAT, SORT, STREAM, PORT, MODEL, "Which is larger, 12 or 7?", "Who are you?")
+
+# The model of `echoing` repeats what lies so many tokens before the end of its prompt, and ends at the first of these.
+ECHO_TOKENS = 96
+ECHO_END = "~"
+
+
+def echoed(address: wire.Address, answer: str) -> str:
+    """What makes it give this answer."""
+    tokens = len(wire.post(address, "/tokenize", {"inputs": answer}).json())
+    assert tokens < ECHO_TOKENS
+    return answer + ECHO_END * (ECHO_TOKENS - tokens)

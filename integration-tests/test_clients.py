@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import golden
+from echoing import launch_echo
 from launched import Launched
 from processes import wait_for
 from programs import installed
@@ -101,6 +102,13 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 
 
 @pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """Its model thinks what it is asked to."""
+    with launch_echo(tmp_path_factory.mktemp("thinking")) as launched:
+        yield launched.wait_ready()
+
+
+@pytest.fixture(scope="module")
 def recorder(server: Launched) -> Iterator[Recorder]:
     with Recorder(server.address) as recorder:
         yield recorder
@@ -111,6 +119,7 @@ def servers(
     server: Launched,
     guarded: Launched,
     starting: Launched,
+    thinking: Launched,
     recorder: Recorder,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
@@ -125,6 +134,7 @@ def servers(
         "PENSTOCK_GUARDED_URL": guarded.url,
         "PENSTOCK_KEY": KEY,
         "PENSTOCK_STARTING_URL": starting.url,
+        "PENSTOCK_THINKING_URL": thinking.url,
     }
 
 

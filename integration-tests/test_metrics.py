@@ -13,6 +13,7 @@ from exposition import (
     KV_CACHED,
     KV_FREE,
     KV_USED,
+    LATE_MASKS,
     PREEMPTIONS,
     PREFIX_HITS,
     QUEUED,
@@ -58,7 +59,18 @@ TGI_NAMES = {
 }
 
 
-ADDED_NAMES = (STEPS, KV_USED, KV_CACHED, KV_FREE, PREEMPTIONS, PREFIX_HITS, RESTARTS, CANCELLED, WASTED)
+ADDED_NAMES = (
+    STEPS,
+    KV_USED,
+    KV_CACHED,
+    KV_FREE,
+    PREEMPTIONS,
+    PREFIX_HITS,
+    RESTARTS,
+    CANCELLED,
+    WASTED,
+    LATE_MASKS,
+)
 
 
 def settled(launched: Launched) -> Exposition:
@@ -91,6 +103,11 @@ def test_the_names_and_types_are_tgis(counted: Launched) -> None:
 def test_what_penstock_adds_is_there_from_the_start(counted: Launched) -> None:
     missing = [name for name in ADDED_NAMES if name not in settled(counted).types]
     assert not missing, f"{missing}; there are {sorted(settled(counted).types)}"
+
+
+def test_late_masks_have_a_number_before_any_is_late(counted: Launched) -> None:
+    (late,) = [sample for sample in settled(counted).samples if sample.name == LATE_MASKS]
+    assert late.value == 0 and settled(counted).types[LATE_MASKS] == "counter"
 
 
 def test_durations_have_tgis_buckets(counted: Launched) -> None:

@@ -1,53 +1,32 @@
 """The events of `/v1/responses` and `/v1/messages`, in their whole order: of text, reasoning and calls, of a request that
 fails midway, and across a lost worker.
 
-A model that repeats its prompt answers what it is asked to, in Hermes' calls and between `<think>` and `</think>`.
+The model of `echoing` answers what it is asked to.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 import wire
-from checkpoints import SHIPPED, repeating_llama
 from conftest import Launch
+from echoing import launch_echo
 from launched import ON_TORCH, Launched
-from prompts import WEATHER_FUNCTION, user
+from prompts import WEATHER_FUNCTION, echoed, user
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-PERIOD = 96
-END = "~"
 
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
-    """Answers with the last `PERIOD` tokens of its prompt, up to `END`."""
-    folder = tmp_path_factory.mktemp("echo") / "model"
-    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
-    special = [token["id"] for token in json.loads(tokenizer.to_str())["added_tokens"]]
-    repeating_llama(folder, period=PERIOD, vocabulary=tokenizer.get_vocab_size(), special=special)
-    shutil.copy(SHIPPED / "tokenizer.json", folder)
-    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[-1].content }}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": END}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(END)}))
-    parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
-    with Launched(folder.parent / "run", "--model-id", str(folder), *parsers) as launched:
+    with launch_echo(tmp_path_factory.mktemp("echo")) as launched:
         yield launched.wait_ready().address
-
-
-def prompt(address: wire.Address, answer: str) -> str:
-    """What makes the model give this answer."""
-    tokens = len(wire.post(address, "/tokenize", {"inputs": answer}).json())
-    assert tokens < PERIOD
-    return answer + END * (PERIOD - tokens)
 
 
 def asked(path: str, prompt: str, **more: Any) -> dict[str, Any]:
@@ -121,7 +100,7 @@ ANSWERS: dict[str, tuple[str, list[str]]] = {
 @pytest.mark.parametrize("what", ANSWERS)
 def test_the_events_of_a_response_in_their_order(echo: wire.Address, what: str) -> None:
     answer, items = ANSWERS[what]
-    body = asked(RESPONSES, prompt(echo, answer), **tools(RESPONSES))
+    body = asked(RESPONSES, echoed(echo, answer), **tools(RESPONSES))
     events = list(streamed(echo, RESPONSES, body))
     assert order(events) == [
         "response.created",
@@ -148,7 +127,7 @@ def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("what", ANSWERS)
 def test_the_events_of_a_message_in_their_order(echo: wire.Address, what: str) -> None:
     answer, items = ANSWERS[what]
-    body = asked(MESSAGES, prompt(echo, answer), **tools(MESSAGES))
+    body = asked(MESSAGES, echoed(echo, answer), **tools(MESSAGES))
     events = list(streamed(echo, MESSAGES, body))
     blocks = [kind for item in items for kind in in_messages(item)]
     assert order(events) == ["message_start", *blocks, "message_delta", "message_stop"]
@@ -170,7 +149,7 @@ def test_the_events_of_a_message_in_their_order(echo: wire.Address, what: str) -
 
 def test_an_event_has_its_type_as_its_name(echo: wire.Address) -> None:
     for path in (RESPONSES, MESSAGES):
-        body = {**asked(path, prompt(echo, ANSWERS["all"][0])), **tools(path), "stream": True}
+        body = {**asked(path, echoed(echo, ANSWERS["all"][0])), **tools(path), "stream": True}
         text = wire.post(echo, path, body).text
         named = re.findall(r'^event: (\S+)\ndata: {"type":"([^"]+)"', text, re.MULTILINE)
         assert len(named) == text.count("data: ") and all(name == kind for name, kind in named), named

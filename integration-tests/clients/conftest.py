@@ -92,6 +92,12 @@ def starting() -> str:
     return os.environ["PENSTOCK_STARTING_URL"]
 
 
+@pytest.fixture
+def thinking() -> str:
+    """A server whose model answers as `prompts.echoed` asks, with thoughts where there are such."""
+    return os.environ["PENSTOCK_THINKING_URL"]
+
+
 Noticed = Callable[[], Iterator[None]]
 
 # So many requests may have all their tokens before their clients leave them: a machine may be busy.

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import wire
 from checkpoints import SHIPPED
 from conftest import Launch, fails
+from exposition import CANCELLED, KV_USED, QUEUED, RUNNING
 from launched import BINARY, Launched
 from penstock.loading.memory import cpu_room
+from processes import wait_for
 
 STORY = " ".join(
     f"Sentence {number} says what the {number}th valve of the penstock does." for number in range(60)
@@ -177,3 +179,45 @@ def test_texts_beside_each_other_and_across_a_lost_worker_are_those_alone(server
     for thread in threads:
         thread.join()
     assert [found[number] for number in range(len(prompts))] == alone
+
+
+def test_clients_that_leave_give_their_states_back_and_change_no_text_of_others(server: Launched) -> None:
+    prompts = [f"Stay {thing}. {STORY[:200]}" for thing in "abcdefgh"]
+    alone = [text(complete(server, prompt, 24)) for prompt in prompts]
+    before = server.metrics().value(CANCELLED)
+    found: dict[int, str] = {}
+
+    def ask(number: int, salt: str) -> None:
+        found[number] = text(complete(server, prompts[number], 24, cache_salt=salt))
+
+    def all_at_once(numbers: range, salt: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        found.clear()
+        threads = [threading.Thread(target=ask, args=(number, salt)) for number in numbers]
+        for thread in threads:
+            thread.start()
+        meanwhile()
+        for thread in threads:
+            thread.join()
+        assert [found[number] for number in numbers] == [alone[number] for number in numbers]
+
+    def leave() -> None:
+        """Four of them in the middle of their streams."""
+        body = {"prompt": "Leave.", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
+        leaving = [wire.Events(server.address, "/v1/completions", body) for _ in range(4)]
+        for events in leaving:
+            assert len([data for _, data in zip(range(5), events, strict=False)]) == 5
+        for events in leaving:
+            events.close()
+
+    # More leave than there are places for states.
+    for turn in range(3):
+        all_at_once(range(4), f"turn {turn}", leave)
+
+    def settled() -> bool:
+        now = server.metrics()
+        return now.value(RUNNING) == now.value(QUEUED) == now.value(KV_USED) == 0
+
+    wait_for(settled, "nothing to run")
+    assert server.metrics().value(CANCELLED) - before == 12
+    # As many as there are places.
+    all_at_once(range(8), "after")

@@ -17,7 +17,8 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from prompts import ADD, REPEAT
+from conftest import address_of
+from prompts import ADD, REPEAT, echoed
 
 WEATHER = "What is the weather in Paris?"
 RESULT = '{"temperature": 21, "condition": "sunny"}'
@@ -117,11 +118,48 @@ def test_the_answer_to_a_result_is_streamed(client: OpenAI) -> None:
         assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == whole
 
 
+@pytest.mark.golden
 def test_a_class_is_filled(client: OpenAI) -> None:
     parsed = client.responses.parse(**asked("How are you?"), text_format=Mood)
     assert isinstance(parsed.output_parsed, Mood)
+    with client.responses.stream(**asked("How are you?"), text_format=Mood) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+    parts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(parts) > 1 and "".join(parts) == parsed.output_text
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert done.parsed == parsed.output_parsed
 
 
+def test_thoughts_are_reasoning_items(thinking: str) -> None:
+    client = OpenAI(base_url=f"{thinking}/v1", api_key="unused", max_retries=0, timeout=120)
+    thought, said = "Is it raining there?", "It is sunny in Paris."
+    given = echoed(address_of(thinking), f"<think>\n{thought}\n</think>\n\n{said}")
+    conversation: list[Any] = [{"role": "user", "content": given}]
+    more: Any = {"reasoning": {"effort": "low"}, "max_output_tokens": 2048}
+    whole = client.responses.create(**asked(conversation, **more))
+    reasoning, message = whole.output
+    assert (reasoning.type, message.type, whole.output_text) == ("reasoning", "message", said)
+    assert [(part.type, part.text) for part in reasoning.content] == [("reasoning_text", thought)]
+    with client.responses.stream(**asked(conversation, **more)) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    for created in (events, list(client.responses.create(**asked(conversation, stream=True, **more)))):
+        parts = [event.delta for event in created if event.type == "response.reasoning_text.delta"]
+        assert len(parts) > 1 and "".join(parts) == thought
+        (done,) = [event for event in created if event.type == "response.reasoning_text.done"]
+        assert done.text == thought
+        items = [event.item.type for event in created if event.type == "response.output_item.done"]
+        assert items == ["reasoning", "message"]
+    assert [item.type for item in final.output] == items and final.output_text == said
+    assert final.output[0].content[0].text == thought
+    # The items go back as they came.
+    conversation += whole.output
+    conversation.append({"role": "user", "content": echoed(address_of(thinking), "Until the evening.")})
+    assert client.responses.create(**asked(conversation, **more)).output_text == "Until the evening."
+
+
+@pytest.mark.golden
 def test_a_call_that_has_to_be_and_a_tool_that_takes_text(client: OpenAI) -> None:
     forced = client.responses.create(**asked("Hello!", tools=[TOOL], tool_choice="required"))
     assert forced.output[0].type == "function_call"
@@ -141,6 +179,7 @@ def test_a_call_that_has_to_be_and_a_tool_that_takes_text(client: OpenAI) -> Non
         assert item.type == "custom_tool_call" and len(item.input) == 4 and set(item.input) <= set("abc")
 
 
+@pytest.mark.golden
 def test_a_function_of_a_namespace(client: OpenAI) -> None:
     group = {"type": "namespace", "name": "mcp__sky", "description": "The weather", "tools": [TOOL]}
     choice = {"type": "function", "name": "get_weather"}
@@ -155,6 +194,7 @@ def test_a_function_of_a_namespace(client: OpenAI) -> None:
     assert client.responses.create(**asked(conversation, tools=[group])).output
 
 
+@pytest.mark.golden
 def test_a_tool_that_takes_text_of_a_grammar(client: OpenAI) -> None:
     definition = 'start: NUMBER " + " NUMBER\nNUMBER: /[1-9][0-9]?/\n'
     form = {"type": "grammar", "syntax": "lark", "definition": definition}
@@ -183,11 +223,23 @@ def test_a_tool_that_takes_text_of_a_grammar(client: OpenAI) -> None:
     assert client.responses.create(**asked(conversation, tools=[custom])).output
 
 
+@pytest.mark.golden
 def test_log_probabilities(client: OpenAI) -> None:
-    response = client.responses.create(**asked(ADD, include=["message.output_text.logprobs"], top_logprobs=2))
+    more: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    response = client.responses.create(**asked(ADD, **more))
     entries = response.output[0].content[0].logprobs
     assert "".join(entry.token for entry in entries).startswith(response.output_text)
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    with client.responses.stream(**asked(ADD, **more)) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response().output[0].content[0].logprobs
+    assert streamed == entries
+    parts = [event for event in events if event.type == "response.output_text.delta"]
+    told = [entry for event in parts for entry in event.logprobs]
+    assert [(entry.token, entry.logprob) for entry in told] == [
+        (entry.token, entry.logprob) for entry in entries
+    ]
+    assert all(len(entry.top_logprobs) == 2 for entry in told)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pydantic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from conftest import Guarded
-from prompts import ADD, REPEAT
+from conftest import Guarded, address_of
+from prompts import ADD, REPEAT, echoed
 
 TOOL: dict[str, Any] = {
     "name": "get_weather",
@@ -102,6 +102,7 @@ def test_a_round_of_call_result_and_answer(client: Anthropic) -> None:
         assert "".join(stream.text_stream) == answer.content[0].text
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 def test_a_call_that_has_to_be(client: Anthropic, choice: dict[str, Any]) -> None:
     message = client.messages.create(
@@ -144,6 +145,7 @@ def test_a_tool_that_the_client_runs(client: Anthropic, tool: dict[str, Any], me
     assert client.messages.create(**asked(conversation, tools=[tool])).content
 
 
+@pytest.mark.golden
 def test_what_ends_a_text_is_told(client: Anthropic) -> None:
     whole = client.messages.create(**asked(user(REPEAT))).content[0].text
     word = whole.split()[2]
@@ -158,11 +160,13 @@ class Mood(pydantic.BaseModel):
     mood: Literal["good", "bad"]
 
 
+@pytest.mark.golden
 def test_a_class_is_filled(client: Anthropic) -> None:
     parsed = client.messages.parse(**asked(user("How are you?")), output_format=Mood)
     assert isinstance(parsed.parsed_output, Mood)
 
 
+@pytest.mark.golden
 def test_tokens_are_counted(client: Anthropic) -> None:
     counted = client.messages.count_tokens(model="penstock", messages=user(ADD), tools=[TOOL])
     usage = client.messages.create(**asked(user(ADD), tools=[TOOL])).usage
@@ -178,6 +182,45 @@ def test_content_in_blocks(client: Anthropic) -> None:
     assert plain.content == split.content
 
 
+THOUGHT, SAID = "Is it raining there?", "It is sunny in Paris."
+
+
+def test_thoughts_of_an_answer_are_blocks(thinking: str) -> None:
+    client = connect(thinking)
+    on: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
+    conversation = user(echoed(address_of(thinking), f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"))
+    message = client.messages.create(**asked(conversation, **on))
+    thought, text = message.content
+    assert (thought.type, thought.thinking, text.type, text.text) == ("thinking", THOUGHT, "text", SAID)
+    with client.messages.stream(**asked(conversation, **on)) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    parts = [event.thinking for event in events if event.type == "thinking"]
+    assert len(parts) > 1 and "".join(parts) == THOUGHT
+    assert [event.signature for event in events if event.type == "signature"] == [thought.signature]
+    assert "".join(event.text for event in events if event.type == "text") == SAID
+    stops = [event.content_block.type for event in events if event.type == "content_block_stop"]
+    assert stops == ["thinking", "text"]
+    thought_again, text_again = final.content
+    assert (thought_again, text_again.text) == (thought, SAID)
+    assert final.stop_reason == message.stop_reason == "end_turn"
+    # The blocks go back as they came.
+    conversation += [
+        {"role": "assistant", "content": message.content},
+        *user(echoed(address_of(thinking), "Until the evening.")),
+    ]
+    (answer,) = client.messages.create(**asked(conversation, **on)).content
+    assert answer.type == "text" and answer.text == "Until the evening."
+
+
+@pytest.mark.golden
+def test_thoughts_are_asked_for(client: Anthropic) -> None:
+    """Of a model that has none."""
+    for kind in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
+        assert client.messages.create(**asked(user(ADD), thinking=kind)).content[0].type == "text"
+
+
+@pytest.mark.golden
 def test_thoughts_are_sent_back(client: Anthropic) -> None:
     thought = {"type": "thinking", "thinking": "Two and two.", "signature": ""}
     said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Four."}]}

@@ -178,8 +178,11 @@ def test_structured_output_of_the_chat(url: str) -> None:
     """It takes a class for a schema alone, and gives back a dictionary."""
     model = chat(url, temperature=0.01, max_tokens=60)
     for method in ("json_schema", "function_calling"):
-        given = model.with_structured_output(Mood.model_json_schema(), method=method).invoke("How are you?")
+        filling = model.with_structured_output(Mood.model_json_schema(), method=method)
+        given = filling.invoke("How are you?")
         assert Mood.model_validate(given)
+        parts = list(filling.stream("How are you?"))
+        assert parts[-1] == given and parts[0] != given, "it grows"
 
 
 def test_a_stream_of_the_endpoint_that_is_left_is_noticed(url: str, noticed: Noticed) -> None:
@@ -256,7 +259,14 @@ def test_tools_of_chat_openai(url: str) -> None:
     goes_round(model.bind_tools([get_weather]))
     is_called(model.bind_tools([get_weather], tool_choice="any").invoke(WEATHER))
     for method in ("json_schema", "function_calling"):
-        assert isinstance(model.with_structured_output(Mood, method=method).invoke("How are you?"), Mood)
+        filling = model.with_structured_output(Mood, method=method)
+        mood = filling.invoke("How are you?")
+        assert isinstance(mood, Mood)
+        assert list(filling.stream("How are you?"))[-1] == mood
+        parts = list(
+            model.with_structured_output(Mood.model_json_schema(), method=method).stream("How are you?")
+        )
+        assert parts[-1] == mood.model_dump() and parts[0] != parts[-1], "it grows"
 
 
 def test_errors_of_chat_openai(url: str, guarded: Guarded, busy: Guarded, starting: str) -> None:

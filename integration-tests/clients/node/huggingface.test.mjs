@@ -77,25 +77,25 @@ golden("huggingface: a chat stream", async (at) => {
   assert.equal(text, whole.choices[0].message.content);
 });
 
-test("huggingface: tools", async () => {
+golden("huggingface: tools", async (at) => {
   const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
   const tools = [{ type: "function", function: { name: "get_weather", description: "Get the weather in a city", parameters } }];
   const messages = user("What is the weather in Paris?");
   const options = { model: "tgi", messages, tools, temperature: 0, max_tokens: 60 };
-  const [{ message, finish_reason }] = (await connect(url).chatCompletion(options)).choices;
+  const [{ message, finish_reason }] = (await connect(at).chatCompletion(options)).choices;
   assert.equal(finish_reason, "tool_calls");
   const [call] = message.tool_calls;
   assert.deepEqual(JSON.parse(call.function.arguments), { city: "Paris" });
-  const parts = (await collect(connect(url).chatCompletionStream(options))).flatMap(
+  const parts = (await collect(connect(at).chatCompletionStream(options))).flatMap(
     (chunk) => chunk.choices[0]?.delta.tool_calls ?? [],
   );
   assert.equal(parts[0].function.name, "get_weather");
   assert.equal(parts.map((part) => part.function.arguments).join(""), call.function.arguments);
   const result = { role: "tool", tool_call_id: call.id, content: '{"temperature": 21, "condition": "sunny"}' };
   const again = { ...options, messages: [...messages, message, result] };
-  const answer = (await connect(url).chatCompletion(again)).choices[0].message.content;
+  const answer = (await connect(at).chatCompletion(again)).choices[0].message.content;
   assert.match(answer, /21/);
-  const chunks = await collect(connect(url).chatCompletionStream(again));
+  const chunks = await collect(connect(at).chatCompletionStream(again));
   assert.equal(chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join(""), answer);
 });
 
