@@ -77,7 +77,7 @@ impl Manners {
         fill_in(&mut filled);
         let tools = if shows(&[], Some(filled.clone()), &[TOOL]) {
             ToolPlace::Template
-        } else if shows_within_the_system_message(&render) {
+        } else if shows_within_the_system_message(render) {
             ToolPlace::SystemMessage
         } else {
             ToolPlace::LastMessage
@@ -100,7 +100,7 @@ impl Manners {
             |place: CallPlace| shows(&result(place, json!(RESULT), true), None, &[TOOL, RESULT]);
         let places = [CallPlace::Messages, CallPlace::OwnRoles, CallPlace::Text, CallPlace::TextAndUser];
         let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
-        let reads_responses = calls.is_some() && reads_tool_responses(template, &render);
+        let reads_responses = calls.is_some() && reads_tool_responses(template, render);
         let place = if reads_responses { CallPlace::ToolResponses } else { place.unwrap_or_default() };
         let messages = |tools: Option<Vec<Value>>| {
             MessageManners::of(
