@@ -138,6 +138,7 @@ fn templates_choose_formats() {
         ("phi4_mini", Some("phi4_mini"), None),
         ("command_r_tools", Some("command_r"), None),
         ("gpt_oss", Some("harmony"), Some("harmony")),
+        ("gemma4", Some("gemma4"), None),
         ("qwq deepseek_r1", None, Some("think")),
         (
             "alpaca aya chatml command_r command_r_rag dbrx deepseek_v2 deepseek_v3 exaone falcon gemma",
@@ -145,7 +146,7 @@ fn templates_choose_formats() {
             None,
         ),
         ("gemma3 glm4 internlm2 jamba kimi llama2 llama3 llama3_2 mistral_v1 mixtral olmo olmo2", None, None),
-        ("openchat phi3 phi4 qwen1_5 smollm2 solar starchat vicuna yi zephyr", None, None),
+        ("openchat phi3 phi4 qwen1_5 smollm2 solar starchat vicuna yi zephyr idefics llava", None, None),
     ];
     let listed = wanted.iter().flat_map(|(names, tool, reasoning)| {
         names.split(' ').map(|name| (name.to_owned(), (*tool, *reasoning)))
