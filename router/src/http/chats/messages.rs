@@ -43,19 +43,14 @@ impl MessageManners {
         };
         let both = format!("{FIRST}{SECOND}");
         let names_results = !shows(result(json!(both), false)) && shows(result(json!(both), true));
-        let with = |role: &str, content: Value| {
-            let this = json!({"role": role, "content": content});
-            match role {
-                "system" | "developer" => vec![this, user.clone()],
-                "assistant" => vec![user.clone(), this, user.clone()],
-                "tool" => result(this["content"].clone(), names_results),
-                _ => vec![this],
-            }
+        let with = |role: &str, content: Value| match role {
+            "tool" => result(content, names_results),
+            _ => chat_with(role, content),
         };
         let reads_parts = |role: &str| {
             let text = render(with(role, json!(both)));
             text.is_some()
-                && text == render(with(role, json!([part(&both)])))
+                && text == render(with(role, json!([part(both.as_str())])))
                 && shows(with(role, json!([part(FIRST), part(SECOND)])))
         };
         let several = |role: &str| {
@@ -167,8 +162,18 @@ fn role_of(message: &Value) -> &'static str {
     ROLES.into_iter().find(|role| message["role"] == *role).unwrap_or("user")
 }
 
-fn part(text: &str) -> Value {
-    json!({"type": "text", "text": text})
+fn part(text: impl Into<Value>) -> Value {
+    json!({"type": "text", "text": text.into()})
+}
+
+/// A conversation in which a message may stand.
+fn chat_with(role: &str, content: Value) -> Vec<Value> {
+    let (this, user) = (json!({"role": role, "content": content}), json!({"role": "user", "content": "x"}));
+    match role {
+        "user" => vec![this],
+        "system" | "developer" => vec![this, user],
+        _ => vec![user.clone(), this, user],
+    }
 }
 
 /// A message's content without its parts' borders.
@@ -187,17 +192,11 @@ pub struct PartsAlone(Vec<&'static str>);
 impl PartsAlone {
     /// `render` gives None where the template refuses the messages.
     pub fn of(render: impl Fn(Vec<Value>) -> Option<String>) -> Self {
-        let user = json!({"role": "user", "content": "x"});
         let mut found = Self::default();
         // The user's first: the others stand beside them.
         for role in ROLES {
             let shows = |content: Value| {
-                let this = json!({"role": role, "content": content});
-                let mut messages = match role {
-                    "user" => vec![this],
-                    "system" | "developer" => vec![this, user.clone()],
-                    _ => vec![user.clone(), this, user.clone()],
-                };
+                let mut messages = chat_with(role, content);
                 found.write(&mut messages);
                 render(messages).is_some_and(|text| text.contains(SECOND))
             };
@@ -212,8 +211,7 @@ impl PartsAlone {
     pub fn write(&self, messages: &mut [Value]) {
         for message in messages {
             if message["content"].is_string() && self.0.contains(&role_of(message)) {
-                let text = message["content"].take();
-                message["content"] = json!([{"type": "text", "text": text}]);
+                message["content"] = json!([part(message["content"].take())]);
             }
         }
     }
