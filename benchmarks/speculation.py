@@ -1,11 +1,16 @@
 """What `--speculate` gains and costs: tokens per second with it against without, in turns in one run.
 
-    .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--tokens 192] [--speculate 8] [--dtype bfloat16]
-        [--model-id FOLDER [--counting] | --family "Qwen 3.5" | --family "Flan-T5 base"]
+    .venv/bin/python benchmarks/speculation.py [--kinds "random" "chat"] [--corpus-tokens 100000] [--rounds 5] [--starts 1] [--seconds 0] [--control]
+        [--tokens 192] [--speculate 8] [--dtype bfloat16] [--model-id FOLDER [--counting] | --family "Qwen 3.5" | --family "Flan-T5 base"]
 
 Two servers of the shipped model, or of --model-id, asked in turn, over HTTP, greedy: answers that repeat a part of their prompt, texts that go round
 (the best case) or nearly do, records of the prompt under a JSON schema, what the model says by itself, and the worst case: random tokens, of which
 nothing can be guessed.
+
+A difference of a few hundredths needs more: with --control a third server, again without drafts, is asked in turn, and what it has over the first is what
+this comparison says where nothing differs; with --starts the servers are started anew so many times, each time another first, since a server measures
+once what it goes by; with --seconds a round lasts at least as long. Behind each median stands where 95 of 100 such medians would be (from the order of
+the rounds' ratios, whatever their distribution), with six rounds and more.
 
 With --counting the model keeps its layers and says token after token by number, so that prompts can be made that hold so much of the answer as those of
 some tasks do: a "summary" takes three of four runs of 16 tokens from its prompt, a "code edit" all but each 24th token, "JSON from a text" six of ten
@@ -23,6 +28,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -30,6 +36,7 @@ import statistics
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -214,18 +221,23 @@ def processor_seconds(server: Server) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def rate(server: Server, kind: str, batch: int, tokens: int) -> tuple[float, float]:
-    """Tokens per second of so many requests at once, and tokens per second of processor time: what holds beside other load, too."""
+def rate(server: Server, kind: str, batch: int, tokens: int, seconds: float = 0) -> tuple[float, float]:
+    """Tokens per second of so many requests at once, again and again for so many seconds, and tokens per second of processor time: what holds
+    beside other load, too."""
     failures: list[str] = []
     given: list[int] = []
 
     def ask(number: int) -> None:
         body = {"max_tokens": tokens, "ignore_eos": True, **KINDS[kind](number)}
-        for _ in range(1 if body["ignore_eos"] else SHORT):
+        least = 1 if body["ignore_eos"] else SHORT
+        asked = 0
+        while asked < least or time.perf_counter() < began + seconds:
+            asked += 1
             try:
                 given.append(server.post("/v1/completions", body)["usage"]["completion_tokens"])
             except RuntimeError as error:
                 failures.append(str(error))
+                return
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(batch)]
     used, began = processor_seconds(server), time.perf_counter()
@@ -250,7 +262,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of each start")
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0, help="that a round lasts at least")
+    parser.add_argument("--control", action="store_true", help="a second server without drafts")
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--speculate", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")
@@ -392,8 +407,50 @@ def make_family(folder: Path, family: str) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+def interval(values: list[float]) -> str:
+    """Where 95 of 100 medians of so many values would be: the smallest interval of order statistics that is as sure."""
+    count = len(values)
+    ordered = sorted(values)
+    left_out = 0.0
+    for at in range(count // 2):
+        left_out += 2 * math.comb(count, at) / 2**count
+        if left_out > 0.05:
+            return f" ({ordered[at - 1]:.2f}-{ordered[count - at]:.2f})" if at > 0 else ""
+    return ""
+
+
+def told(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f}{interval(ratios)}, {min(ratios):.2f}-{max(ratios):.2f}"
+
+
+@dataclass
+class Cell:
+    """What was seen of one kind with one number of requests: of each round tokens per second of each server, and of its processor time."""
+
+    rounds: list[dict[str, tuple[float, float]]] = field(default_factory=list)
+    drafts: float = 0
+    accepted: float = 0
+
+    def over_off(self, name: str, what: int) -> list[float]:
+        return [found[name][what] / found["off"][what] for found in self.rounds]
+
+    def print(self, kind: str, batch: int) -> None:
+        rates = ", ".join(
+            f"{name} {spread([found[name][0] for found in self.rounds], ' tok/s')}" for name in self.rounds[0]
+        )
+        print(
+            f"batch {batch:>2}, {kind:>18}: {rates}; ratio {told(self.over_off('on', 0))}, of tokens per processor time "
+            f"{told(self.over_off('on', 1))}; {self.drafts:.0f} drafts, {self.accepted:.0f} accepted",
+            flush=True,
+        )
+        if "control" in self.rounds[0]:
+            print(
+                f"{'control':>30}: ratio {told(self.over_off('control', 0))}, {told(self.over_off('control', 1))}"
+            )
+
+
 def compare(arguments: argparse.Namespace, folder: str | None) -> None:
-    """Asks the two servers in turn, and prints."""
+    """Asks the servers in turn, and prints."""
     flags = ("--dtype", arguments.dtype, *(("--model-id", folder) if folder else ()))
     drafting = (
         "--speculate",
@@ -401,28 +458,34 @@ def compare(arguments: argparse.Namespace, folder: str | None) -> None:
         "--speculate-corpus-tokens",
         str(arguments.corpus_tokens),
     )
-    with penstock(*flags) as off, penstock(*flags, *drafting) as on:
-        for kind in arguments.kinds:
-            for batch in arguments.batches:
-                for server in (off, on):
-                    rate(server, kind, batch, arguments.tokens)
-                before = counted(on)
-                pairs = []
-                for turn in range(arguments.rounds):
-                    order = (off, on) if turn % 2 == 0 else (on, off)
-                    found = {id(server): rate(server, kind, batch, arguments.tokens) for server in order}
-                    pairs.append((found[id(off)], found[id(on)]))
-                drafts, accepted = (now - then for now, then in zip(counted(on), before, strict=True))
-                ratios = [with_drafts[0] / without[0] for without, with_drafts in pairs]
-                processor_ratios = [with_drafts[1] / without[1] for without, with_drafts in pairs]
-                print(
-                    f"batch {batch:>2}, {kind:>18}: off {spread([a for (a, _), _ in pairs], ' tok/s')}, "
-                    f"on {spread([b for _, (b, _) in pairs], ' tok/s')}; ratio {statistics.median(ratios):.2f} "
-                    f"({min(ratios):.2f}-{max(ratios):.2f}), of tokens per processor time "
-                    f"{statistics.median(processor_ratios):.2f} ({min(processor_ratios):.2f}-{max(processor_ratios):.2f}); "
-                    f"{drafts:.0f} drafts, {accepted:.0f} accepted",
-                    flush=True,
-                )
+    started = {"off": flags, "on": (*flags, *drafting)} | ({"control": flags} if arguments.control else {})
+    cells = {(kind, batch): Cell() for kind in arguments.kinds for batch in arguments.batches}
+    for start in range(arguments.starts):
+        with contextlib.ExitStack() as stack:
+            # Another is the first to start each time.
+            names = list(started)[start % len(started) :] + list(started)[: start % len(started)]
+            servers = {name: stack.enter_context(penstock(*started[name])) for name in names}
+            for (kind, batch), cell in cells.items():
+                look_at(servers, cell, kind, batch, arguments)
+                if start == arguments.starts - 1:
+                    cell.print(kind, batch)
+
+
+def look_at(
+    servers: dict[str, Server], cell: Cell, kind: str, batch: int, arguments: argparse.Namespace
+) -> None:
+    """The rounds of one start."""
+    names = list(servers)
+    for server in servers.values():
+        rate(server, kind, batch, arguments.tokens)
+    before = counted(servers["on"])
+    for turn in range(arguments.rounds):
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        cell.rounds.append(
+            {name: rate(servers[name], kind, batch, arguments.tokens, arguments.seconds) for name in order}
+        )
+    drafts, accepted = (now - then for now, then in zip(counted(servers["on"]), before, strict=True))
+    cell.drafts, cell.accepted = cell.drafts + drafts, cell.accepted + accepted
 
 
 if __name__ == "__main__":

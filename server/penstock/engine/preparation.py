@@ -270,8 +270,12 @@ def _cost(engine: Engine, request: pb.PrepareRequest) -> pb.CostModel:
     entry = None if engine.native is None else engine.native.entry
     if entry is None or engine.native is None:
         return _fit(_measure(engine))
+    # No draft is in what is timed.
+    without_drafts = pb.PrepareRequest()
+    without_drafts.CopyFrom(request)
+    without_drafts.ClearField("max_step_drafts")
     of = {
-        "request": request.SerializeToString(deterministic=True).hex(),
+        "request": without_drafts.SerializeToString(deterministic=True).hex(),
         "threads": engine.native.threads,
         "processor": engine.device_name,
         "processors": len(os.sched_getaffinity(0)),

@@ -64,17 +64,20 @@ impl Drafted {
 pub(super) struct DraftCost {
     model: CostModel,
     scale: f64,
+    /// Measurements in `scale`, with that of the workers' start.
+    measured: f64,
 }
 
+/// Weight of the newest measurement, once there are so many that each counts for less.
 const COST_SMOOTHING: f64 = 0.1;
-/// One measurement may say at most that the estimate is this many times wrong.
+/// One measurement may say at most that it takes this many times as long as is thought. Nothing makes it look shorter than it is.
 const OUTLIER: f64 = 4.0;
 
 impl DraftCost {
     pub fn new(model: CostModel) -> Self {
         let sane = |x: f64, least: f64| if x.is_finite() && x > least { x } else { least };
         let (fixed_ns, per_token_ns) = (sane(model.fixed_ns, 1_000.0), sane(model.per_token_ns, 0.0));
-        Self { model: CostModel { fixed_ns, per_token_ns, ..model }, scale: 1.0 }
+        Self { model: CostModel { fixed_ns, per_token_ns, ..model }, scale: 1.0, measured: 1.0 }
     }
 
     /// In nanoseconds.
@@ -84,8 +87,9 @@ impl DraftCost {
 
     pub fn learn(&mut self, drafted: Drafted, took: Duration) {
         let seen = took.as_nanos() as f64 / self.unscaled(drafted);
-        let seen = seen.clamp(self.scale / OUTLIER, self.scale * OUTLIER);
-        self.scale += COST_SMOOTHING * (seen - self.scale);
+        self.measured += 1.0;
+        let weight = COST_SMOOTHING.max(1.0 / self.measured);
+        self.scale += weight * (seen.min(self.scale * OUTLIER) - self.scale);
     }
 
     fn unscaled(&self, drafted: Drafted) -> f64 {

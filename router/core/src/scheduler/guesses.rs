@@ -5,7 +5,7 @@
 use penstock_proto::ids::TokenId;
 
 use super::core::Core;
-use super::prompt_lookup::{Accuracies, GRAMS, Guess, MOST_BRANCHES};
+use super::prompt_lookup::{GRAMS, Guess, MOST_BRANCHES};
 use super::sequence::Sequence;
 use super::speculation::INDEXED_AT_ONCE;
 
@@ -20,22 +20,17 @@ impl Core {
             let begins = sequence.encoder.positions as usize;
             corpora.follow(recall, &sequence.tokens[begins..sure], sequence.prompt_len as usize - begins);
         }
+        self.sequences[key].may_have_guess = self.best_guess(&self.sequences[key]).is_some();
     }
 
-    /// How many tokens a sequence's grammar forces next. `None` where nothing is to be guessed behind them: the guess is another, or the
-    /// text ends with them.
-    pub(super) fn forced_as_guessed(&self, key: usize) -> Option<u32> {
-        let (forced, ends) = self.sequences[key].forced();
+    /// How many tokens a sequence's grammar forces next, which has this guess. `None` where nothing is to be guessed behind them: the guess
+    /// is another, or the text ends with them.
+    pub(super) fn forced_as_guessed(&self, sequence: &Sequence, guess: Guess<'_>) -> Option<u32> {
+        let (forced, ends) = sequence.forced();
         let mut count = 0;
-        let mut guess = self.guessed(key, 0);
+        let mut guess = self.to_its_end(sequence, guess);
         let is_guessed = forced.inspect(|_| count += 1).all(|token| guess.next() == Some(token));
         (is_guessed && !ends).then_some(count)
-    }
-
-    /// Behind how many tokens that match the guess for a sequence is, and how likely guesses are right behind so many and more; `None` when
-    /// there is none.
-    pub(super) fn guess_accuracies(&self, key: usize) -> Option<(u32, Accuracies)> {
-        self.best_guess(&self.sequences[key]).map(|guess| (guess.length, guess.accuracies))
     }
 
     /// Guesses for what comes behind the next `skip` tokens of a sequence, to the end of its text at most.
@@ -45,7 +40,8 @@ impl Core {
         guess.flat_map(|guess| self.to_its_end(sequence, guess)).skip(skip as usize)
     }
 
-    fn to_its_end<'a>(
+    /// Its tokens, to the end of the text at most.
+    pub(super) fn to_its_end<'a>(
         &'a self,
         sequence: &'a Sequence,
         guess: Guess<'a>,
@@ -60,12 +56,10 @@ impl Core {
 
     /// How likely each branch beside a sequence's guess begins right, as far as there are any. None where the guess is from what its tenant
     /// was answered.
-    pub(super) fn branch_chances(&self, key: usize) -> [f64; MOST_BRANCHES] {
-        let sequence = &self.sequences[key];
-        let may_branch = self.capacity.draft_trees && sequence.constraint.is_none();
-        let guess = self.best_guess(sequence).filter(|guess| may_branch && !guess.is_recalled);
-        let own = guess.zip(sequence.lookup.as_ref());
-        own.map_or([0.0; MOST_BRANCHES], |(guess, lookup)| {
+    pub(super) fn branch_chances(&self, sequence: &Sequence, guess: Guess<'_>) -> [f64; MOST_BRANCHES] {
+        let may_branch = self.capacity.draft_trees && sequence.constraint.is_none() && !guess.is_recalled;
+        let own = sequence.lookup.as_ref().filter(|_| may_branch);
+        own.map_or([0.0; MOST_BRANCHES], |lookup| {
             let is_wrong = 1.0 - f64::from(guess.accuracy());
             lookup.branch_chances().map(|chance| is_wrong * f64::from(chance))
         })
@@ -88,7 +82,8 @@ impl Core {
         self.best_guess(&self.sequences[key]).is_some_and(|guess| guess.is_recalled)
     }
 
-    fn best_guess<'a>(&'a self, sequence: &'a Sequence) -> Option<Guess<'a>> {
+    /// What is expected to follow the tokens of a sequence.
+    pub(super) fn best_guess<'a>(&'a self, sequence: &'a Sequence) -> Option<Guess<'a>> {
         let own = sequence.lookup.as_ref().and_then(|lookup| lookup.guess(&sequence.tokens));
         let recall = self.corpora.as_ref().zip(sequence.recall.as_ref());
         let recalled = recall.and_then(|(corpora, recall)| corpora.guess(recall, sequence.said()));

@@ -66,6 +66,8 @@ pub(super) struct PromptLookup {
 pub(super) struct Record {
     classes: [f32; 3],
     kinds: [Seen; KINDS.len()],
+    /// What follows from these: asked for far more often than they change.
+    accuracies: Accuracies,
 }
 
 /// Guesses, of which older ones count less and less.
@@ -77,19 +79,15 @@ struct Seen {
 
 impl Default for Record {
     fn default() -> Self {
-        Self { classes: PRIOR, kinds: [Seen::default(); KINDS.len()] }
+        let accuracies = Accuracies(KINDS.map(|from| PRIOR[class(from)]));
+        Self { classes: PRIOR, kinds: [Seen::default(); KINDS.len()], accuracies }
     }
 }
 
 impl Record {
     /// Of guesses behind matches of each length.
     pub fn accuracies(&self) -> Accuracies {
-        Accuracies(std::array::from_fn(|kind| self.of_kind(kind)))
-    }
-
-    fn of_kind(&self, kind: usize) -> f32 {
-        let Seen { all, right } = self.kinds[kind];
-        (right + DOUBT * self.classes[class(KINDS[kind])]) / (all + DOUBT)
+        self.accuracies
     }
 
     pub fn add(&mut self, length: u32, is_right: bool) {
@@ -99,6 +97,11 @@ impl Record {
         let Seen { all, right } = &mut self.kinds[kind(length)];
         *all += 1.0 - SMOOTHING * *all;
         *right += now - SMOOTHING * *right;
+        let believed = self.classes[class(length)];
+        let kinds = KINDS.iter().zip(&self.kinds).zip(&mut self.accuracies.0);
+        for ((_, seen), accuracy) in kinds.filter(|((from, _), _)| class(**from) == class(length)) {
+            *accuracy = (seen.right + DOUBT * believed) / (seen.all + DOUBT);
+        }
     }
 }
 
@@ -199,7 +202,8 @@ impl PromptLookup {
             if is_output {
                 self.record.add(found.length, is_right);
             }
-            if is_output && !is_right {
+            // Behind a match of one token nothing else is known to have come: the pair that ends with it is new.
+            if is_output && !is_right && found.length >= SHORT {
                 let last = &earlier[earlier.len() - BRANCH_GRAM..];
                 let others = self.others(earlier, last, tokens[found.next as usize]);
                 for (chance, &next) in self.branches.iter_mut().zip(&others) {
@@ -276,7 +280,7 @@ impl PromptLookup {
     /// What is expected to follow the text, which is all of `tokens`.
     pub fn guess<'a>(&self, tokens: &'a [TokenId]) -> Option<Guess<'a>> {
         let found = self.found.filter(|_| self.indexed == tokens.len())?;
-        let is_believed = found.length >= SHORT || self.record.of_kind(0) >= LEAST_OF_ONE;
+        let is_believed = found.length >= SHORT || self.record.accuracies().behind(1) >= LEAST_OF_ONE;
         is_believed.then(|| self.guess_from(found, self.record.accuracies(), tokens))
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Sequence {
     pub num_scheduled_tokens: u32,
     /// Position of the token that its slot sampled last, once all plans built so far have run.
     pub slot_sampled: Option<u32>,
+    /// Whether there was a guess for what comes behind its tokens when its indexes took them in: most steps need not look into those.
+    pub may_have_guess: bool,
 
     /// What plans in flight hold of it: rows, those that sample, drafts, and tokens fed.
     pub rows_in_flight: u32,
@@ -161,6 +163,7 @@ impl Sequence {
                 false => PromptLogprobs::NotWanted,
             },
             constraint: spec.constraint.as_deref().map(Constraint::new).map(Box::new),
+            may_have_guess: false,
             lookup: None,
             recall: None,
             draft_accuracy: None,

@@ -194,12 +194,13 @@ impl Expected {
     }
 }
 
-/// A few drafts, to measure a step with some.
+/// A few drafts, to measure a step with some: of the workers' model one a row, each of which is a step of that model.
 fn probe(candidates: &[Candidate], work: Work, budget: u32) -> Vec<Allotment> {
     let mut left = budget.min(PROBE_DRAFTS.max(work.tokens / PROBE_PART));
     let good = candidates.iter().filter(|row| row.first(When::Now) >= PROBE_ACCURACY);
     let drafts = good.map(|row| {
-        let drafts = row.room(When::Now).min(left).min(PROBE_DRAFTS);
+        let most = if row.drafter == Drafter::Model { 1 } else { PROBE_DRAFTS };
+        let drafts = row.room(When::Now).min(left).min(most);
         left -= drafts;
         Allotment::chain(row.key, drafts, row.drafter)
     });
@@ -220,7 +221,9 @@ impl Core {
     /// Drafts for the rows of `keys`, which decode and are `work`; at most `budget` in all.
     pub(super) fn allot_drafts(&self, keys: &[usize], work: Work, budget: u32) -> Vec<Allotment> {
         let is_adaptive = matches!(self.rules.drafting, Drafting::Adaptive(_));
-        if is_adaptive && self.cost.drafts_never_pay(work) && !self.cost.is_due_a_probe() {
+        let never_pay = is_adaptive && self.cost.drafts_never_pay(work);
+        let is_due_a_probe = self.cost.is_due_a_probe();
+        if never_pay && !is_due_a_probe {
             return Vec::new();
         }
         let text = self.text_candidates(keys.iter().copied());
@@ -229,10 +232,11 @@ impl Core {
             Drafting::Off => Vec::new(),
             Drafting::Adaptive(_) if text.is_empty() && model.is_empty() => Vec::new(),
             Drafting::Adaptive(_) => {
-                let step = self.expect_best(&text, &model, work, budget, When::Now);
-                match step.drafts.is_empty() && self.cost.is_due_a_probe() {
-                    true => probe(&text, work, budget),
-                    false => step.drafts,
+                let best = || self.expect_best(&text, &model, work, budget, When::Now).drafts;
+                let drafts = if never_pay { Vec::new() } else { best() };
+                match drafts.is_empty() && is_due_a_probe {
+                    true => probe(&better(&text, &model, When::Now), work, budget),
+                    false => drafts,
                 }
             }
             #[cfg(test)]
@@ -310,17 +314,18 @@ impl Core {
         let most = self.rules.drafting.most();
         let candidate = |key| {
             let sequence = &self.sequences[key];
-            let (length, accuracies) = self.guess_accuracies(key)?;
-            let forced = self.forced_as_guessed(key)?;
+            let guess = sequence.may_have_guess.then(|| self.best_guess(sequence)).flatten()?;
+            let (length, accuracies) = (guess.length, guess.accuracies);
+            let forced = self.forced_as_guessed(sequence, guess)?;
             let ahead = sequence.tokens_ahead().max(forced);
             let most = most.min(sequence.max_drafts().saturating_sub(ahead - sequence.tokens_ahead()));
-            let guessed = self.guessed(key, 0).take((ahead + most) as usize).count() as u32;
+            let guessed = self.to_its_end(sequence, guess).take((ahead + most) as usize).count() as u32;
             // Of drafts of the model in flight nobody knows which tokens they are: they have to be what the text is expected to be.
             let model = sequence.draft_accuracy.map_or(1.0, DraftAccuracy::share);
             let chances =
                 (forced..=ahead).map(|behind| f64::from(accuracies.behind(length.saturating_add(behind))));
             let first = chances.product::<f64>() * model.powi(sequence.model_drafts_in_flight as i32);
-            let (drafter, branches) = (Drafter::Text, self.branch_chances(key));
+            let (drafter, branches) = (Drafter::Text, self.branch_chances(sequence, guess));
             let mask_cost = sequence.mask_cost().as_nanos() as f64;
             (most > 0).then_some(Candidate {
                 key,
