@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafted import same_with_drafts
 from families import FAMILIES
 from models import Reference, ids, make
 from small import NotMade, check_size, small_config
@@ -278,6 +279,7 @@ def measure(folder: Path, config: dict[str, Any]) -> str | None:
         if isinstance(reference, Median):
             reference.settle()
     greedy(Driver(folder, torch.float32, **LIMITS, implementation="transformers"), vocabulary)
+    same_with_drafts(Driver(folder, torch.float32, **LIMITS, implementation="transformers"), vocabulary)
     return None
 
 

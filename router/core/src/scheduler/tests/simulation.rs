@@ -90,12 +90,17 @@ struct Seen {
     stopped: u64,
     /// Changes that were told to those who read blocks.
     block_changes: u64,
+    injected: Injected,
+    /// Times that a client let tokens wait.
+    slow_reads: u64,
+    /// Of the server.
+    stops: u64,
 }
 
 type Count = fn(&Seen) -> u64;
 
 /// What some schedule has to come to, and how it is counted.
-const WAYS: [(&str, Count); 14] = [
+const WAYS: [(&str, Count); 22] = [
     ("a preemption", |seen| seen.core.preemptions),
     ("a preemption for a priority", |seen| seen.core.priority_preemptions),
     ("a prefix hit", |seen| seen.core.prefix_hit_tokens),
@@ -110,6 +115,14 @@ const WAYS: [(&str, Count); 14] = [
     ("a forced token", |seen| seen.core.forced_tokens),
     ("a stop string", |seen| seen.stopped),
     ("a change of blocks that is read", |seen| seen.block_changes),
+    ("a crash in a step", |seen| seen.injected.crashes),
+    ("a kill between steps", |seen| seen.injected.kills),
+    ("a hang", |seen| seen.injected.hangs),
+    ("a freeze", |seen| seen.injected.freezes),
+    ("a wrong answer", |seen| seen.injected.wrong_answers),
+    ("a row that fails", |seen| seen.injected.row_errors.into()),
+    ("a client that reads slowly", |seen| seen.slow_reads),
+    ("a stop", |seen| seen.stops),
 ];
 
 #[test]
@@ -165,6 +178,11 @@ impl Random {
 struct Injected {
     losses: u32,
     row_errors: u32,
+    crashes: u64,
+    kills: u64,
+    hangs: u64,
+    freezes: u64,
+    wrong_answers: u64,
 }
 
 /// More would make the server give up.
@@ -211,6 +229,7 @@ struct World<'a> {
     began: Instant,
     is_stopped: Cell<bool>,
     stopped: Cell<u64>,
+    slow_reads: Cell<u64>,
     /// What happens, in words.
     happened: &'a RefCell<Vec<String>>,
 }
@@ -273,7 +292,10 @@ impl World<'_> {
             self.note(format_args!("request {number} has {} tokens", client.tokens.len()));
             match habit {
                 _ if client.end.is_some() => break,
-                Habit::ReadsSlowly(time) => sleep(time).await,
+                Habit::ReadsSlowly(time) => {
+                    self.slow_reads.set(self.slow_reads.get() + 1);
+                    sleep(time).await;
+                }
                 Habit::LeavesAfter(tokens) if client.tokens.len() >= tokens => ticket = None,
                 _ => {}
             }
@@ -379,7 +401,10 @@ impl World<'_> {
                 }
             }
             match habit {
-                Habit::ReadsSlowly(time) => sleep(time).await,
+                Habit::ReadsSlowly(time) => {
+                    self.slow_reads.set(self.slow_reads.get() + 1);
+                    sleep(time).await;
+                }
                 Habit::LeavesAfter(tokens) if ids.len() >= tokens => return unknown(),
                 _ => {}
             }
@@ -623,6 +648,12 @@ fn script_of(mut random: Random, one_in: u32, injected: Arc<Mutex<Injected>>) ->
             }
             injected.losses += 1;
         }
+        match fault {
+            Fault::Die | Fault::LosePeer => injected.crashes += 1,
+            Fault::Hang | Fault::Wait => injected.hangs += 1,
+            Fault::OutsideVocabulary | Fault::WrongNumber | Fault::ShortColumn => injected.wrong_answers += 1,
+            _ => {}
+        }
         Some(fault)
     })
 }
@@ -721,6 +752,7 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Seen {
         began: clock::now(),
         is_stopped: Cell::new(false),
         stopped: Cell::new(0),
+        slow_reads: Cell::new(0),
         happened,
     };
     let clients = (0..3 + random.below(20) as usize).map(|number| {
@@ -785,7 +817,14 @@ async fn live(mut random: Random, happened: &RefCell<Vec<String>>) -> Seen {
             assert_eq!(known, *cached.lock().expect("one thread"));
         }
     }
-    Seen { core: counters, stopped: world.stopped.get(), block_changes }
+    Seen {
+        core: counters,
+        stopped: world.stopped.get(),
+        block_changes,
+        injected: *injected.lock().expect("one thread"),
+        slow_reads: world.slow_reads.get(),
+        stops: u64::from(world.is_stopped.get()),
+    }
 }
 
 /// Kills, freezes and stops at times that have nothing to do with steps.
@@ -794,9 +833,14 @@ async fn disturb(world: &World<'_>, mock: &MockSource, mut random: Random) {
         for _ in 0..1 + random.below(3) {
             sleep(random.ms(400)).await;
             let freezes = random.one_in(3);
-            let losses = &mut world.injected.lock().expect("one thread").losses;
-            if *losses < MOST_LOSSES {
-                *losses += 1;
+            let mut injected = world.injected.lock().expect("one thread");
+            if injected.losses < MOST_LOSSES {
+                injected.losses += 1;
+                match freezes {
+                    true => injected.freezes += 1,
+                    false => injected.kills += 1,
+                }
+                drop(injected);
                 world.note(if freezes { "the workers freeze" } else { "the workers are killed" });
                 if freezes { mock.freeze() } else { mock.kill() }
             }
