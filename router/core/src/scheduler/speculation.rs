@@ -30,7 +30,7 @@ const MARGIN: f64 = 1.1;
 const STEP_MARGIN: f64 = 1.02;
 
 /// Waiting for a result has to promise more: it costs for certain, and the guess may be lost with the result.
-const WAIT_MARGIN: f64 = 1.2;
+const WAIT_MARGIN: f64 = 1.05;
 
 /// A guess that is right so often is good enough to measure what drafts cost; then a row has so many, and all rows together
 /// this part of their number.
