@@ -191,6 +191,11 @@ impl StepCost {
         }
     }
 
+    /// Whether what its drafts cost was measured often enough.
+    pub fn is_drafting_known(&self) -> bool {
+        self.draft_model.is_none_or(|cost| cost.is_known())
+    }
+
     pub fn expect(&self, work: Work) -> Duration {
         let drafts = self.longer_by_drafts(work) * self.scale(work);
         let drafting = self.expect_drafting(work.drafted);

@@ -70,6 +70,8 @@ pub(super) struct DraftCost {
 
 /// Weight of the newest measurement, once there are so many that each counts for less.
 const COST_SMOOTHING: f64 = 0.1;
+/// Measurements that say what drafts cost. A model that rests has to read what it has missed to make one, so no more are made only to measure.
+const ENOUGH: f64 = 8.0;
 /// One measurement may say at most that it takes this many times as long as is thought. Nothing makes it look shorter than it is.
 const OUTLIER: f64 = 4.0;
 
@@ -90,6 +92,10 @@ impl DraftCost {
         self.measured += 1.0;
         let weight = COST_SMOOTHING.max(1.0 / self.measured);
         self.scale += weight * (seen.min(self.scale * OUTLIER) - self.scale);
+    }
+
+    pub fn is_known(&self) -> bool {
+        self.measured >= ENOUGH
     }
 
     fn unscaled(&self, drafted: Drafted) -> f64 {

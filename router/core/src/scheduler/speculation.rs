@@ -235,6 +235,7 @@ impl Core {
                 let best = || self.expect_best(&text, &model, work, budget, When::Now).drafts;
                 let drafts = if never_pay { Vec::new() } else { best() };
                 match drafts.is_empty() && is_due_a_probe {
+                    true if never_pay || self.cost.is_drafting_known() => probe(&text, work, budget),
                     true => probe(&better(&text, &model, When::Now), work, budget),
                     false => drafts,
                 }
