@@ -406,6 +406,43 @@ async fn tools_that_anthropic_defines_are_called_with_their_own_input() {
     }
 }
 
+/// Kimi's templates read a name and a number.
+#[tokio::test]
+async fn numbered_ids_of_several_choices_differ() {
+    let family = Family::of("kimi_k2", true, &[]).await;
+    family.says(
+        "<|tool_calls_section_begin|>\
+         <|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|>\
+         <|tool_call_begin|>functions.add:1<|tool_call_argument_begin|>{\"a\": 2}<|tool_call_end|>\
+         <|tool_calls_section_end|>",
+    );
+    let messages = json!([
+        {"role": "user", "content": "Paris?"},
+        {"role": "assistant", "tool_calls": [{"id": "functions.add:0", "type": "function", "function": {"name": "add"}}]},
+        {"role": "tool", "tool_call_id": "functions.add:0", "content": "4"},
+    ]);
+    let ids = |choice: &Value, key: &str| -> Vec<(u64, String)> {
+        let index = choice["index"].as_u64().expect("a number");
+        let calls = choice[key]["tool_calls"].as_array().into_iter().flatten();
+        calls.filter_map(|call| call["id"].as_str()).map(|id| (index, id.to_owned())).collect()
+    };
+    for (n, after) in [(1, &[(0, "1"), (0, "2")][..]), (2, &[(0, "1"), (0, "2"), (1, "1001"), (1, "1002")])] {
+        // The penalty has the mock say what it was told.
+        let mut body = json!({"messages": messages, "tools": tools(), "max_tokens": 200, "n": n, "frequency_penalty": 0.1});
+        let told: Vec<(u64, String)> =
+            after.iter().map(|(choice, number)| (*choice, format!("functions.add:{number}"))).collect();
+        let answer = family.served.post(CHAT, body.clone()).await.good();
+        let choices = answer["choices"].as_array().expect("choices").iter();
+        assert_eq!(choices.flat_map(|choice| ids(choice, "message")).collect::<Vec<_>>(), told, "{answer}");
+        body["stream"] = json!(true);
+        let chunks = family.served.events(CHAT, body).await;
+        let choices = chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+        let mut streamed: Vec<_> = choices.flat_map(|choice| ids(choice, "delta")).collect();
+        streamed.sort();
+        assert_eq!(streamed, told);
+    }
+}
+
 /// Calls that have to be, of a model that would write anything else.
 async fn are_forced(format: &'static str, is_special: bool) -> String {
     let family = Family::of(format, is_special, &["--reasoning-parser", "none"]).await;

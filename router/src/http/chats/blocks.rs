@@ -22,6 +22,7 @@ pub enum BlockEvent {
     Ends(Block),
 }
 
+/// Reads a request's only choice.
 pub struct Blocks {
     reader: Reader,
     open: Option<Block>,
@@ -29,7 +30,7 @@ pub struct Blocks {
 
 impl Blocks {
     pub fn new(reading: &Reading) -> Self {
-        Self { reader: reading.reader(), open: None }
+        Self { reader: reading.reader(0), open: None }
     }
 
     pub fn push(&mut self, token: &TokenEvent) -> Vec<BlockEvent> {

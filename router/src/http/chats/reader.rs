@@ -39,6 +39,9 @@ pub enum Ids {
     Counted(usize),
 }
 
+/// N of the first call of a choice, beyond that of the choice before.
+const CHOICES_APART: usize = 1000;
+
 impl Ids {
     pub fn of(format: Option<&ToolFormat>, calls_before: usize) -> Self {
         match format.map(|format| format.name) {
@@ -48,14 +51,16 @@ impl Ids {
         }
     }
 
-    pub fn next(self, index: usize, name: &str) -> String {
+    pub fn next(self, choice: usize, index: usize, name: &str) -> String {
         match self {
             Self::Random => format!("call_{:024x}", rand::random::<u128>() >> 32),
             Self::Nine => {
                 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
                 (0..9).map(|_| char::from(LETTERS[rand::random_range(0..LETTERS.len())])).collect()
             }
-            Self::Counted(before) => format!("functions.{name}:{}", before + index),
+            Self::Counted(before) => {
+                format!("functions.{name}:{}", before + index + CHOICES_APART * choice)
+            }
         }
     }
 }
@@ -86,10 +91,11 @@ impl Reading {
         }
     }
 
-    pub fn reader(&self) -> Reader {
+    /// Of one of the request's choices.
+    pub fn reader(&self, choice: usize) -> Reader {
         let parser = (!self.is_plain())
             .then(|| Parser::new(self.calls, self.reasoning, self.tools.clone(), self.start));
-        Reader { reading: self.clone(), parser, reasoning_tokens: 0, has_calls: false, is_cut: false }
+        Reader { reading: self.clone(), choice, parser, reasoning_tokens: 0, has_calls: false, is_cut: false }
     }
 }
 
@@ -130,6 +136,7 @@ fn input_cut_off(arguments: &str) -> Option<String> {
 /// Reads one answer.
 pub struct Reader {
     reading: Reading,
+    choice: usize,
     parser: Option<Parser>,
     reasoning_tokens: u32,
     has_calls: bool,
@@ -183,7 +190,7 @@ impl Reader {
     }
 
     pub fn id(&self, index: usize, name: &str) -> String {
-        self.reading.ids.next(index, name)
+        self.reading.ids.next(self.choice, index, name)
     }
 
     pub fn is_custom(&self, name: &str) -> bool {

@@ -258,7 +258,7 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             warnings: params.warnings,
             include_usage: params.include_usage,
             logprobs,
-            choices: (0..params.n).map(|_| ChoiceStream::new(&reading)).collect(),
+            choices: (0..params.n as usize).map(|choice| ChoiceStream::new(&reading, choice)).collect(),
             done: Vec::new(),
         };
         return Ok(stream::response(context, choices, prompt_characters, writer));
@@ -268,7 +268,8 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     for done in all() {
         context.succeeded(done);
     }
-    let read: Vec<Read> = answers.iter().map(|(tokens, _)| Read::of(&reading, tokens)).collect();
+    let read: Vec<Read> =
+        answers.iter().enumerate().map(|(choice, (tokens, _))| Read::of(&reading, choice, tokens)).collect();
     let choices = answers.iter().zip(&read).enumerate().map(|(index, ((tokens, done), read))| Choice {
         index,
         message: read.message(),
@@ -307,8 +308,8 @@ struct Read {
 }
 
 impl Read {
-    fn of(reading: &Reading, tokens: &[TokenEvent]) -> Self {
-        let mut reader = reading.reader();
+    fn of(reading: &Reading, choice: usize, tokens: &[TokenEvent]) -> Self {
+        let mut reader = reading.reader(choice);
         let mut answer = penstock_output::Answer::default();
         for token in tokens {
             reader.push(token).iter().for_each(|delta| answer.add(delta));
@@ -364,10 +365,10 @@ struct ChoiceStream {
 }
 
 impl ChoiceStream {
-    fn new(reading: &Reading) -> Self {
+    fn new(reading: &Reading, choice: usize) -> Self {
         Self {
             has_begun: false,
-            reader: reading.reader(),
+            reader: reading.reader(choice),
             custom: None,
             is_plain: reading.is_plain(),
             logprobs: Vec::new(),
