@@ -131,6 +131,21 @@ def test_info_says_what_a_sequence_keeps(server: Launched) -> None:
     assert info["state_bytes"] > 0 and info["state_snapshots"] > 8
 
 
+def test_metrics_count_the_states_by_what_holds_them(server: Launched) -> None:
+    complete(server, f"Counted: {STORY}")
+
+    def states(name: str) -> dict[str, float]:
+        now = server.metrics()
+        holders = ("slots", "drafts", "snapshots")
+        return {holder: now.value(name, group="state", holder=holder) for holder in holders}
+
+    wait_for(lambda: states("penstock_states")["slots"] == 0, "the slot to be given back")
+    info = wire.get(server.address, "/info").json()
+    places, held = states("penstock_state_places"), states("penstock_states")
+    assert places["slots"] == info["max_batch_size"] and places["snapshots"] == info["state_snapshots"]
+    assert held["drafts"] == 0 < held["snapshots"] <= places["snapshots"]
+
+
 def test_a_text_that_comes_again_begins_with_a_copy_of_its_state(server: Launched) -> None:
     prompt = f"Once: {STORY}"
     first = complete(server, prompt)

@@ -286,6 +286,8 @@ fn describe() {
     describe_gauge!("penstock_kv_blocks_cached", "KV blocks kept for the prefix cache, taken when needed");
     describe_gauge!("penstock_kv_blocks_free", "KV blocks that hold nothing");
     describe_gauge!("penstock_kv_pages", "KV pages held or kept, by what their layers attend to");
+    describe_gauge!("penstock_states", "Recurrent states held, by what holds them");
+    describe_gauge!("penstock_state_places", "Places for recurrent states, by what holds them");
     describe_gauge!("penstock_state_snapshots", "Places for copies of recurrent states");
     describe_gauge!("penstock_state_snapshots_used", "Those of them that hold one");
     describe_counter!("penstock_state_saves", "Copies of recurrent states that were kept");

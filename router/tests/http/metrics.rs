@@ -28,6 +28,9 @@ fn requests_are_counted() {
 async fn every_request_counts_once_and_every_end_has_its_cause() {
     let mut setup = Setup::default();
     setup.mock.step_fixed = std::time::Duration::from_millis(1);
+    setup.mock.state_bytes = 4096;
+    setup.mock.snapshots = 8;
+    setup.flags = vec!["--max-batch-size", "3"];
     setup.script = Box::new(|step| (step.fed == [TILDE; 3]).then_some(Fault::RowError(0)));
     let served = Served::ready(setup).await;
     let value = async |line: &str| {
@@ -75,6 +78,13 @@ async fn every_request_counts_once_and_every_end_has_its_cause() {
     assert_eq!(value("penstock_http_requests{route=\"/generate\",status=\"424\"}").await, 1.0);
     assert_eq!(value("penstock_key_requests{key=\"none\",outcome=\"success\"}").await, 4.0);
     assert_eq!(value("penstock_ready").await, 1.0);
+    let states = async |name: &str, holder: &str| {
+        value(&format!("penstock_{name}{{group=\"state\",holder=\"{holder}\"}}")).await
+    };
+    assert_eq!(states("state_places", "slots").await, 3.0);
+    assert_eq!(states("state_places", "snapshots").await, 8.0);
+    assert_eq!(states("states", "slots").await, 0.0);
+    assert_eq!(states("states", "snapshots").await, value("penstock_state_snapshots_used").await);
     assert!(value("penstock_steps{method=\"decode\"}").await > 0.0);
     let answer = served.get("/metrics").await;
     assert_eq!(answer.header("content-type"), "text/plain; charset=utf-8");

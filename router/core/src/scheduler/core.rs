@@ -17,7 +17,7 @@ use super::corpus::{Corpora, CorpusId, Recall};
 use super::cost::StepCost;
 use super::draft_model::DraftAccuracy;
 use super::fairness::FairQueue;
-use super::handle::{Arrival, Stats};
+use super::handle::{Arrival, StatePlaces, States, Stats};
 use super::in_flight::{InFlight, RowRecord, Shape};
 use super::mask_job::MaskJob;
 use super::order::Precedence;
@@ -557,13 +557,25 @@ impl Core {
         self.sequences.is_empty()
     }
 
+    fn states_held(&self) -> States {
+        if !self.pool.has_states() {
+            return States::default();
+        }
+        let slots = self.capacity.max_slots;
+        let (total, used) = self.pool.snapshot_places();
+        States {
+            slots: StatePlaces { total: slots, used: slots - self.free_slots.len() as u32 },
+            drafts: StatePlaces { total: self.capacity.draft_states, used: self.draft_states },
+            snapshots: StatePlaces { total, used },
+        }
+    }
+
     pub fn stats(&self) -> Stats {
         // In whole blocks of all tables.
         let tables = self.capacity.tables.count().max(1);
         let used = self.pool.total() - self.pool.free() - self.pool.cached();
         let [blocks, blocks_free, blocks_cached] =
             [self.pool.total(), self.pool.free(), self.pool.cached()].map(|pages| pages / tables);
-        let (snapshots, snapshots_used) = self.pool.snapshot_places();
         Stats {
             live: self.sequences.len() as u32,
             waiting: self.waiting.len() as u32,
@@ -575,8 +587,7 @@ impl Core {
             blocks_free,
             block_size: self.pool.block_size(),
             pages: self.pool.taken(),
-            snapshots,
-            snapshots_used,
+            states: self.states_held(),
             steps: self.counters.steps,
             generated_tokens: self.counters.generated_tokens,
             worker_restarts: 0,

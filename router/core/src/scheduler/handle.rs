@@ -56,9 +56,7 @@ pub struct Stats {
     pub block_size: u32,
     /// Pages that are not free.
     pub pages: Taken,
-    /// Places for copies of recurrent states, and those that hold one.
-    pub snapshots: u32,
-    pub snapshots_used: u32,
+    pub states: States,
     pub steps: u64,
     /// Of all requests, since the start.
     pub generated_tokens: u64,
@@ -67,6 +65,24 @@ pub struct Stats {
     /// Prompt tokens that came from the prefix cache.
     pub prefix_hit_tokens: u64,
     pub tokens_after_cancel: u64,
+}
+
+/// Recurrent states, by what holds them; nothing of a model that has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct States {
+    /// Of running sequences, one each.
+    pub slots: StatePlaces,
+    /// In front of drafts.
+    pub drafts: StatePlaces,
+    /// Copies for the prefix cache.
+    pub snapshots: StatePlaces,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatePlaces {
+    pub total: u32,
+    /// Those that hold a state.
+    pub used: u32,
 }
 
 /// Speaks to the scheduler. Cheap to clone.

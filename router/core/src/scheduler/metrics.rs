@@ -7,7 +7,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use penstock_proto::{CacheGroup, CacheKind};
 
 use super::core::Counters;
-use super::handle::Stats;
+use super::handle::{States, Stats};
 use super::in_flight::InFlight;
 use super::results::Stepped;
 use crate::worker::group::StartupTimings;
@@ -62,6 +62,7 @@ pub(super) struct Metrics {
     blocks_free: Gauge,
     /// In the order of `Taken`.
     pages: Vec<Gauge>,
+    states: StateGauges,
     snapshots: Gauge,
     snapshots_used: Gauge,
     state_saves: Counter,
@@ -87,6 +88,36 @@ pub(super) struct Metrics {
     tokens_after_cancel: Counter,
     worker_restarts: Counter,
     recovery: Recovery,
+}
+
+/// Of the group that keeps states, by what holds them. 0 for a model without such.
+struct StateGauges {
+    slots: [Gauge; 2],
+    drafts: [Gauge; 2],
+    snapshots: [Gauge; 2],
+}
+
+impl StateGauges {
+    fn new(groups: &[CacheGroup]) -> Self {
+        let group = groups.iter().find(|group| group.kind() == CacheKind::State);
+        let name = group.map_or("state".into(), CacheGroup::name);
+        let held = |holder: &'static str| {
+            [
+                gauge!("penstock_state_places", "group" => name.clone(), "holder" => holder),
+                gauge!("penstock_states", "group" => name.clone(), "holder" => holder),
+            ]
+        };
+        Self { slots: held("slots"), drafts: held("drafts"), snapshots: held("snapshots") }
+    }
+
+    fn set(&self, states: &States) {
+        let held =
+            [(&self.slots, states.slots), (&self.drafts, states.drafts), (&self.snapshots, states.snapshots)];
+        for ([total, used], places) in held {
+            total.set(places.total);
+            used.set(places.used);
+        }
+    }
 }
 
 struct Recovery {
@@ -129,6 +160,7 @@ impl Metrics {
             blocks_cached: gauge!("penstock_kv_blocks_cached"),
             blocks_free: gauge!("penstock_kv_blocks_free"),
             pages: pages_by_group(groups),
+            states: StateGauges::new(groups),
             snapshots: gauge!("penstock_state_snapshots"),
             snapshots_used: gauge!("penstock_state_snapshots_used"),
             state_saves: counter!("penstock_state_saves"),
@@ -208,8 +240,9 @@ impl Metrics {
         self.blocks_free.set(stats.blocks_free);
         let pages = std::iter::once(stats.pages.full).chain(stats.pages.windows);
         self.pages.iter().zip(pages).for_each(|(gauge, pages)| gauge.set(pages));
-        self.snapshots.set(stats.snapshots);
-        self.snapshots_used.set(stats.snapshots_used);
+        self.states.set(&stats.states);
+        self.snapshots.set(stats.states.snapshots.total);
+        self.snapshots_used.set(stats.states.snapshots.used);
         self.state_saves.absolute(counters.state_saves);
         self.preemptions.absolute(counters.preemptions);
         self.priority_preemptions.absolute(counters.priority_preemptions);

@@ -58,7 +58,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use block_events::{BlockChange, BlockEvent};
 pub use blocks::Taken;
 pub use cache_names::{BlockHash, Namespace};
-pub use handle::{Handle, Permit, Settings, Stats, Submitted};
+pub use handle::{Handle, Permit, Settings, StatePlaces, States, Stats, Submitted};
 pub use mailbox::{SequenceEvents, Told};
 pub use submission::{
     Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,

@@ -10,6 +10,7 @@ use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::policy::Drafting;
 use crate::scheduler::policy::SNAPSHOT_DISTANCES;
 use crate::scheduler::submission::{Finish, Release, SequenceEvent, SequenceSpec, Tenant};
+use crate::scheduler::{StatePlaces, States};
 use crate::worker::mock::{MockConfig, MockModel};
 
 const BLOCK: u32 = 16;
@@ -469,6 +470,32 @@ fn who_waits_for_a_state_holds_up_nobody_for_ever() {
 }
 
 #[test]
+fn states_are_counted_by_what_holds_them() {
+    let config = MockConfig { draft_states: 6, ..repeating(hybrid(), 1_000_000) };
+    let mut harness = Harness::new(config, 4, 64).speculating(Drafting::Always(4));
+    for salt in 0..3 {
+        harness.submit(spec(&short(40, salt), 200));
+    }
+    // The first copy is kept after 64 tokens, and a row that goes on without drafts gives back the places of the one before.
+    let States { slots, drafts, snapshots } = loop {
+        harness.step().expect("none has ended");
+        let states = harness.core.stats().states;
+        if states.drafts.used > 0 && states.snapshots.used > 0 {
+            break states;
+        }
+    };
+    assert_eq!(slots, StatePlaces { total: 4, used: 3 });
+    assert!(drafts.total == 6 && drafts.used <= 6, "{drafts:?}");
+    assert_eq!(snapshots.total, 64);
+    harness.run_to_end();
+    let States { slots, drafts, snapshots: kept } = harness.core.stats().states;
+    assert_eq!((slots.used, drafts.used), (0, 0), "only the prefix cache keeps states");
+    assert!(kept.used > 0);
+    let stateless = Harness::new(MockConfig { state_bytes: 0, ..hybrid() }, 4, 64);
+    assert_eq!(stateless.core.stats().states, States::default());
+}
+
+#[test]
 fn addresses_without_pages_are_kept_for_snapshots_only() {
     let mut harness = harness(MockConfig { snapshots: 2, ..recurrent() }, 256);
     for salt in 0..50 {
@@ -476,7 +503,7 @@ fn addresses_without_pages_are_kept_for_snapshots_only() {
     }
     let stats = harness.core.stats();
     assert_eq!((stats.blocks, stats.blocks_used), (0, 0));
-    assert_eq!((stats.snapshots, stats.snapshots_used), (2, 2));
+    assert_eq!(stats.states.snapshots, StatePlaces { total: 2, used: 2 });
     let kept: usize = (0..50).map(|salt| saved_along(&harness, &prompt(400, salt)).len()).sum();
     assert!(kept <= 2);
     harness.check_against_reference();
