@@ -4,6 +4,9 @@
 //! caller waits no longer than the limit. A thread that is still at work then is counted among the compiling ones until
 //! it ends, which the limits on sizes see to; its result is dropped. All of them yield (`yields.rs`), and one that takes longer than most
 //! grammars do leaves the processors to others.
+//!
+//! The thread of a grammar that is refused goes on to find the place of what is wrong (`blame.rs`), unless another grammar waits for a
+//! thread, and for as long as its caller waits for that.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -15,6 +18,7 @@ use std::{
 };
 
 use crate::{
+    blame::{self, Search},
     cache::Cache,
     error::{CompileError, Kind, first_line},
     forced::Tokenize,
@@ -33,6 +37,8 @@ const STACK_BYTES: usize = 256 << 20;
 /// Of a thread that is still at work at the first look at it: of a processor that is wanted by others it gets a tenth. Most grammars are
 /// compiled in a millisecond, and ninety-nine in a hundred in three.
 const LONG_NICE: libc::c_int = 10;
+/// Of the time that a grammar may take, this part may be spent on finding the place of what is refused.
+const SEARCH: u32 = 10;
 /// How often a waiting caller looks whether its request is gone.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -84,7 +90,7 @@ impl Compiler {
         })
     }
 
-    /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and ten times [`Limits::timeout`]
+    /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and eleven times [`Limits::timeout`]
     /// together, at most; returns soon after `cancel` is set.
     pub fn compile(&self, source: Source, cancel: &Cancel) -> Result<Arc<Grammar>, CompileError> {
         let content = source.content(&self.limits)?;
@@ -117,36 +123,52 @@ impl Compiler {
         place: Place,
         cancel: &Cancel,
     ) -> Result<Arc<Grammar>, CompileError> {
-        let (sender, result) = sync_channel(1);
+        let (sender, told) = sync_channel(2);
         let deadline = latest(self.limits.timeout);
         let vocabulary = self.vocabulary.clone();
         let limits = self.limits.clone();
         let begun = Arc::new(OnceLock::new());
         let (own, own_cancel) = (begun.clone(), cancel.clone());
         let work = move || {
-            let _place = place;
             let _yields = Yields::begin();
-            let stop = Stop::begin(own_cancel, limits.timeout);
+            let stop = Stop::begin(own_cancel.clone(), limits.timeout);
             // SAFETY: it has no arguments, and cannot fail.
             let _ = own.set((unsafe { libc::gettid() }, stop.clone()));
-            let compiled =
+            let mut compiled =
                 catch_unwind(AssertUnwindSafe(|| grammar::compile(&source, &vocabulary, &limits, &stop)))
                     .unwrap_or_else(|panic| Err(panicked(&*panic)));
+            // The caller may have left, here and below.
+            if let Err(error) = &mut compiled
+                && blame::may_have_place(error, &source)
+            {
+                let stop = Stop::begin(own_cancel, limits.timeout / SEARCH);
+                let _ = sender.send(Told::Refused(error.clone(), stop.clone()));
+                let is_over = || place.is_wanted() || stop.check(&limits).is_err();
+                let mut search = Search::new(&vocabulary, &limits, &stop, &is_over);
+                if let Ok(placed) = catch_unwind(AssertUnwindSafe(|| search.placed(error, &source))) {
+                    *error = placed;
+                }
+            }
             // A long one takes long to drop.
             drop(source);
-            // The caller may have left.
-            let _ = sender.send(compiled.map(Arc::new));
+            let _ = sender.send(Told::Done(compiled.map(Arc::new)));
+            drop(place);
         };
         std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work).map_err(
             |cause| CompileError::new(Kind::Busy, format!("no thread to compile the grammar on: {cause}")),
         )?;
         let mut is_long = false;
+        let mut refused = None;
         loop {
-            match result.recv_timeout(POLL) {
-                Ok(compiled) => return compiled,
+            match told.recv_timeout(POLL) {
+                Ok(Told::Done(compiled)) => return compiled,
+                Ok(Told::Refused(error, search)) => refused = Some((error, search)),
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some((thread, stop)) = begun.get() {
-                        stop.check(&self.limits)?;
+                        match &refused {
+                            Some((error, search)) => search.check(&self.limits).map_err(|_| error.clone())?,
+                            None => stop.check(&self.limits)?,
+                        }
                         if !is_long {
                             is_long = true;
                             leave_to_others(*thread);
@@ -166,6 +188,13 @@ impl Compiler {
             }
         }
     }
+}
+
+/// What a grammar's thread tells its caller.
+enum Told {
+    /// The place is still looked for, until then.
+    Refused(CompileError, Stop),
+    Done(Result<Arc<Grammar>, CompileError>),
 }
 
 /// Lowers the priority of a thread of this process, as Linux has one for each thread. Whoever may not do so goes on without.
@@ -195,10 +224,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many threads may still begin to compile.
 struct Threads {
-    free: Mutex<usize>,
+    places: Mutex<Places>,
     freed: Condvar,
+}
+
+#[derive(Clone, Copy)]
+struct Places {
+    /// How many threads may still begin to compile.
+    free: usize,
+    /// Grammars that wait for one.
+    waiting: usize,
 }
 
 /// A thread's permission to compile; given back when dropped.
@@ -206,31 +242,45 @@ struct Place(Arc<Threads>);
 
 impl Threads {
     fn new(threads: usize) -> Threads {
-        Threads { free: Mutex::new(threads.max(1)), freed: Condvar::new() }
+        let places = Places { free: threads.max(1), waiting: 0 };
+        Threads { places: Mutex::new(places), freed: Condvar::new() }
     }
 
     fn enter(threads: &Arc<Threads>, wait: Duration, cancel: &Cancel) -> Result<Place, CompileError> {
         let deadline = Instant::now() + wait;
-        let mut free = locked(&threads.free);
-        while *free == 0 {
-            if cancel.is_cancelled() {
-                return Err(cancelled());
-            }
+        let mut places = locked(&threads.places);
+        places.waiting += 1;
+        let entered = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(CompileError::new(Kind::Busy, "too many grammars are being compiled; try again"));
+            if places.free > 0 {
+                places.free -= 1;
+                break Ok(());
             }
-            free = threads.freed.wait_timeout(free, left.min(POLL)).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        *free -= 1;
-        drop(free);
-        Ok(Place(threads.clone()))
+            if cancel.is_cancelled() {
+                break Err(cancelled());
+            }
+            if left.is_zero() {
+                break Err(CompileError::new(Kind::Busy, "too many grammars are being compiled; try again"));
+            }
+            let waited = threads.freed.wait_timeout(places, left.min(POLL));
+            places = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        places.waiting -= 1;
+        drop(places);
+        entered.map(|()| Place(threads.clone()))
+    }
+}
+
+impl Place {
+    /// Another grammar waits for a thread.
+    fn is_wanted(&self) -> bool {
+        locked(&self.0.places).waiting > 0
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *locked(&self.0.free) += 1;
+        locked(&self.0.places).free += 1;
         self.0.freed.notify_one();
     }
 }
@@ -245,7 +295,16 @@ mod tests {
         let place = Threads::enter(&threads, Duration::ZERO, &Cancel::new()).unwrap();
         let refused = Threads::enter(&threads, Duration::from_millis(1), &Cancel::new()).err().unwrap();
         assert_eq!(refused.kind, Kind::Busy);
-        drop(place);
+        assert!(!place.is_wanted());
+        std::thread::scope(|scope| {
+            let waits =
+                scope.spawn(|| Threads::enter(&threads, Duration::from_secs(60), &Cancel::new()).map(drop));
+            while !place.is_wanted() {
+                std::thread::yield_now();
+            }
+            drop(place);
+            waits.join().unwrap().unwrap();
+        });
         assert!(Threads::enter(&threads, Duration::ZERO, &Cancel::new()).is_ok());
     }
 

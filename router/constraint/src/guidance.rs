@@ -34,6 +34,10 @@ pub(crate) fn with_options(core: Value) -> Value {
     Value::Object(schema)
 }
 
+/// How a reason begins that names a property.
+pub(crate) const NONE_POSSIBLE: &str =
+    "no value matches the schema: none is possible for the required property ";
+
 /// Sorts an error of llguidance by its text, as it has no kinds of its own, and says it in our words. Only what is
 /// wrong with a Lark grammar or an expression is in its: that is about the client's own text. Names and texts of the client may say anything,
 /// so what is looked for is how an error begins, behind its place.
@@ -100,9 +104,8 @@ pub(crate) fn classify(text: &str, source: &Source) -> CompileError {
         let named = message.strip_prefix("required property '").and_then(|rest| rest.rsplit_once('\''));
         return CompileError::new(
             Kind::Unsatisfiable,
-            named.map_or("no value matches the schema".into(), |(name, _)| {
-                format!("no value matches the schema: none is possible for the required property {name:?}")
-            }),
+            named
+                .map_or("no value matches the schema".into(), |(name, _)| format!("{NONE_POSSIBLE}{name:?}")),
         );
     }
     match source {

@@ -11,6 +11,7 @@
 //! treats soundly, and refuses the rest with the place and the reason.
 
 mod automaton;
+mod blame;
 mod budget;
 mod cache;
 mod compiler;

@@ -271,6 +271,58 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
     }
 }
 
+/// What only llguidance finds, which does not say where; around it stands what is as it should be.
+#[test]
+fn what_the_compiler_refuses_has_its_place_at_any_depth() {
+    let node = |child: Value| json!({"type": "object", "properties": {"plain": {"$ref": "#/$defs/node"}, "child": child}});
+    let object = |name: &str, value: Value| json!({"type": "object", "properties": {"other": {"type": "string"}, (name): value}, "required": [name]});
+    let twice = json!({"patternProperties": {"^a": {"type": "integer"}, "a$": {"type": "string"}}, "additionalProperties": false});
+    let counted = json!({"maxProperties": 2, "allOf": [{"properties": {"a": {}, "b": {}, "c": {}}}]});
+    let impossible = json!({"type": "integer", "minimum": 3, "maximum": 2});
+    let patterns: Vec<Value> = (0..17).map(|at| json!({"pattern": format!("x{at}")})).collect();
+    let cases = [
+        (
+            json!({"anyOf": [{"type": "null"}, object("n", json!({"$ref": "#/$defs/node"}))], "$defs": {
+                "node": node(json!({"$ref": "#/$defs/node", "required": ["plain"]})),
+            }}),
+            "/$defs/node/properties/child",
+            Kind::Unsupported,
+        ),
+        (object("a", json!({"items": twice})), "/properties/a/items", Kind::Unsupported),
+        (
+            json!({"allOf": [object("a/b", json!({"prefixItems": [{}, {"anyOf": [{"type": "string"}, counted]}]}))]}),
+            "/allOf/0/properties/a~1b/prefixItems/1/anyOf/1",
+            Kind::Unsupported,
+        ),
+        // One that no text needs is left out.
+        (
+            object(
+                "a",
+                json!({"allOf": [object("b", impossible.clone())], "properties": {"c": impossible.clone()}}),
+            ),
+            "/properties/a/allOf/0/properties/b",
+            Kind::Unsatisfiable,
+        ),
+        (object("a", json!({"$ref": "#/$defs/no", "title": "A"})), "/$defs/no", Kind::Unsatisfiable),
+        (object("a", json!({"anyOf": [impossible, false]})), "/properties/a", Kind::Unsatisfiable),
+        (object("a", json!({"items": {"allOf": patterns}})), "/properties/a/items", Kind::TooLarge),
+    ];
+    for (mut source, path, kind) in cases {
+        if path == "/$defs/no" {
+            source["$defs"] = json!({"no": {"type": "string", "enum": [1]}});
+        }
+        let error = compile(schema(source.clone())).err().unwrap_or_else(|| panic!("{source} compiled"));
+        assert_eq!((error.path.as_str(), error.kind), (path, kind), "{source}: {error}");
+        let arguments = Source::Parts(vec![
+            Part::Text("<".into()),
+            Part::Json { schema: json!({"type": "string"}), at: "first".into() },
+            Part::Json { schema: source.clone(), at: "second".into() },
+        ]);
+        let error = compile(arguments).err().unwrap_or_else(|| panic!("{source} compiled"));
+        assert_eq!((error.path, error.kind), (format!("second{path}"), kind), "{source}");
+    }
+}
+
 /// Schemas with texts of JSON that are valid, and texts that are not.
 fn check(cases: impl IntoIterator<Item = (Value, Vec<&'static str>, Vec<&'static str>)>) {
     for (source, valid, invalid) in cases {

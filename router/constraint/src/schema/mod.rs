@@ -61,7 +61,7 @@ impl Place<'_> {
 }
 
 /// Adds a key to a JSON pointer, as far as errors show it: each schema has a pointer, and a key may be most of the source.
-fn extend(pointer: &mut String, key: &str) {
+pub(crate) fn extend(pointer: &mut String, key: &str) {
     if pointer.len() > LONGEST_PATH {
         return;
     }
@@ -73,6 +73,12 @@ fn extend(pointer: &mut String, key: &str) {
             other => pointer.push(other),
         }
     }
+}
+
+/// Where the schema is that a reference at a place of `root` means, if that is a place within it.
+pub(crate) fn target(root: &Value, at: &str, reference: &str) -> Option<String> {
+    let document = Document::read(root).ok()?;
+    Some(document.find(reference, document.resource_of(at)?)?.pointer)
 }
 
 type Result<T> = std::result::Result<T, CompileError>;

@@ -134,6 +134,14 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// The resource in which a place lies.
+    pub(super) fn resource_of(&self, pointer: &str) -> Option<&'a Value> {
+        let ends = pointer.match_indices('/').map(|(at, _)| at).chain([pointer.len()]);
+        let around: Option<Vec<&Value>> = ends.map(|end| self.root.pointer(&pointer[..end])).collect();
+        let known = |value: &&'a Value| self.by_address.contains_key(&std::ptr::from_ref(*value));
+        around?.into_iter().rev().find(known)
+    }
+
     /// What a reference in a schema of the resource `base` means, if anything.
     pub(super) fn find(&self, reference: &str, base: &'a Value) -> Option<Target<'a>> {
         self.resolve(reference, &Place { path: String::new(), base, depth: 0 }).ok()
