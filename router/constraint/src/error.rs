@@ -123,6 +123,10 @@ pub(crate) fn too_complex(text: &str) -> MatchError {
         format!("it needs more than {limit} parser items for a byte")
     } else if let Some(limit) = after("Too many items (limit ") {
         format!("it needs more than {limit} parser items for a mask")
+    } else if let Some(limit) = after("too many states: ").and_then(|_| after(" >= ")) {
+        format!("its lexer needs more than {limit} states")
+    } else if text.contains("too many expressions constructed") {
+        "its lexer takes too many steps for a mask".into()
     } else {
         first_line(text)
     })

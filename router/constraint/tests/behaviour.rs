@@ -856,6 +856,62 @@ fn what_a_matcher_holds_is_bounded() {
     other.mask(&mut mask).unwrap();
 }
 
+/// With limits that small grammars meet. The same texts pass by those of a server.
+#[test]
+fn what_a_parser_and_its_lexer_may_take_is_bounded() {
+    let mut random = 1u64;
+    let mut letter = |_| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        b"ab"[(random >> 63) as usize]
+    };
+    let letters: Vec<u8> = (0..600).map(&mut letter).collect();
+    let named: Value = (0..100).map(|at| (format!("p{at}"), json!({"type": "integer"}))).collect();
+    let object = json!({"type": "object", "properties": named, "additionalProperties": false});
+    let states = || Source::Regex("[ab]*a[ab]{60}c".into());
+    let cases = [
+        (
+            Limits { lexer_states: 200, ..patient() },
+            states(),
+            &letters[..],
+            "its lexer needs more than 200 states",
+        ),
+        (
+            Limits { step_lexer_fuel: 250, ..patient() },
+            states(),
+            &letters[..],
+            "its lexer takes too many steps for a mask",
+        ),
+        (
+            Limits { step_items: 300, ..patient() },
+            Source::Parts(vec![Part::Text("so: ".into()), Part::Json { schema: object, at: "at".into() }]),
+            &br#"so: {"p7": 1, "p8": 2}"#[..],
+            "it needs more than 300 parser items for a mask",
+        ),
+    ];
+    for (limits, source, text, says) in cases {
+        let walked = |limits: Limits| {
+            let grammar = compiler_with(limits).compile(source.clone(), &Cancel::new()).unwrap();
+            let (mut matcher, mut mask) = (grammar.matcher(), vec![0; grammar.mask_words()]);
+            text.iter().try_for_each(|&byte| {
+                matcher.mask(&mut mask)?;
+                matcher.advance(u32::from(byte))
+            })
+        };
+        assert_eq!(walked(limits), Err(MatchError::TooComplex(says.into())));
+        assert_eq!(walked(patient()), Ok(()), "{says}");
+    }
+}
+
+#[test]
+fn steps_to_build_a_lexer_are_bounded() {
+    let source = || Source::Regex("[a-m]*a[a-z]{20}c".into());
+    let limits = Limits { lexer_fuel: 10, ..patient() };
+    let error = compiler_with(limits).compile(source(), &Cancel::new()).unwrap_err();
+    let says = "the grammar is too large once it is compiled";
+    assert_eq!((error.kind, error.to_string().as_str()), (Kind::TooLarge, says));
+    assert!(compile(source()).is_ok());
+}
+
 #[test]
 fn cancelling_ends_a_long_compile() {
     let compiler = compiler_with(patient());
