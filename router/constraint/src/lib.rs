@@ -34,6 +34,7 @@ mod quoted;
 mod schema;
 mod slicer;
 mod source;
+mod spelling;
 mod spread;
 mod stop;
 mod trie;

@@ -39,6 +39,8 @@ pub(crate) struct Composed {
     pub(crate) nested: Vec<(String, String)>,
     /// Why parts are not as they were asked for.
     pub(crate) unbound: Vec<CompileError>,
+    /// A character of values that the vocabulary cannot spell.
+    pub(crate) missing: Option<char>,
 }
 
 /// Some part of it may be as it was not asked for.
@@ -70,6 +72,7 @@ pub(crate) fn compose(
         markers: Vec::new(),
         nested: Vec::new(),
         unbound: Vec::new(),
+        missing: None,
         has_expressions: false,
         known: HashMap::new(),
     };
@@ -84,6 +87,7 @@ pub(crate) fn compose(
         markers: writer.markers,
         nested: writer.nested,
         unbound: writer.unbound,
+        missing: writer.missing,
     })
 }
 
@@ -98,6 +102,7 @@ struct Writer<'a> {
     markers: Vec<String>,
     nested: Vec<(String, String)>,
     unbound: Vec<CompileError>,
+    missing: Option<char>,
     has_expressions: bool,
     /// Rules of parts that stand in several places.
     known: HashMap<String, String>,
@@ -153,8 +158,10 @@ impl Writer<'_> {
         Ok(match part {
             Part::Text(text) => self.text(text),
             Part::Json { schema, at } => {
-                let core = schema::to_core(schema, self.limits, self.stop)
+                let (core, missing) = schema::to_core(schema, self.limits, self.stop)
+                    .and_then(|core| grammar::spelled(core, self.vocabulary))
                     .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?;
+                self.missing = self.missing.or(missing);
                 self.define('j', "", &format!("%json {}", with_options(core)))
             }
             Part::Quoted { lark, at } => {

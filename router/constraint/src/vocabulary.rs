@@ -18,6 +18,7 @@ use crate::{
     forced::{Speller, Tokenize},
     limits::Limits,
     slicer::{self, Slicer},
+    spelling::Spelling,
 };
 
 /// One token of the model's vocabulary; its id is its index.
@@ -47,6 +48,8 @@ pub(crate) struct Vocabulary {
     between_characters: Vec<u32>,
     /// Names and ids of the special tokens that do not end a text, the longest first.
     special: Vec<(Vec<u8>, u32)>,
+    /// None: every character can be spelled.
+    pub(crate) spelling: Option<Spelling>,
     /// What a grammar forces can be told in the model's own tokens.
     pub(crate) speller: Option<Speller>,
     /// What its grammars may learn of their texts.
@@ -85,6 +88,7 @@ impl Vocabulary {
         let mut between_characters = vec![0u32; words];
         let mut in_trie = vec![Vec::new(); vocab_size];
         let mut single = [false; 256];
+        let mut spelling = Spelling::default();
         let mut too_long = 0;
         let mut special = Vec::new();
         for (id, token) in tokens.into_iter().enumerate().take(vocab_size) {
@@ -105,6 +109,7 @@ impl Vocabulary {
             if let [byte] = token.bytes[..] {
                 single[byte as usize] = true;
             }
+            spelling.add(&token.bytes);
             text[id / 32] |= 1 << (id % 32);
             // The last character may go on in the next token.
             if !matches!(std::str::from_utf8(&token.bytes), Err(error) if error.error_len().is_some()) {
@@ -171,6 +176,7 @@ impl Vocabulary {
             text: text.into(),
             between_characters,
             special,
+            spelling: spelling.settled(),
             speller,
             budget: Arc::new(Budget::new(limits)),
             matcher_bytes,

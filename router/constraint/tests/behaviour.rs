@@ -856,6 +856,74 @@ fn what_a_matcher_holds_is_bounded() {
     other.mask(&mut mask).unwrap();
 }
 
+/// Of a vocabulary without a token for each byte: it has those of `é` only.
+#[test]
+fn what_the_vocabulary_cannot_spell_is_refused_or_left_out() {
+    let end = 128;
+    let token = |bytes: &[u8]| Token { bytes: bytes.to_vec(), special: bytes.is_empty() };
+    let mut tokens: Vec<Token> = (0..128).map(|byte| token(&[byte])).collect();
+    tokens.extend([&b""[..], b"\xc3", b"\xa9"].map(token));
+    let compiler = Compiler::new(tokens, 131, &[end], patient()).unwrap();
+    let compile = |source: Source| compiler.compile(source, &Cancel::new());
+    let texts = |all: &[&str]| Source::Choice(all.iter().map(|&text| text.to_owned()).collect());
+    let required =
+        |name: &str, value: Value| json!({"type": "object", "properties": {name: value}, "required": [name]});
+    for (source, path) in [
+        (schema(json!({"const": "aü"})), ""),
+        (schema(json!({"type": ["string", "null"], "enum": ["ü", "日本"]})), ""),
+        (
+            schema(required("a", json!({"items": {"const": {"b": "ü"}}, "type": "array", "minItems": 1}))),
+            "/properties/a/items",
+        ),
+        (schema(required("ü", json!({"type": "string"}))), ""),
+        (
+            Source::Parts(vec![Part::Json {
+                schema: required("a", json!({"enum": ["ü"]})),
+                at: "at".into(),
+            }]),
+            "at/properties/a",
+        ),
+        (texts(&["ü", "日"]), ""),
+    ] {
+        let error = compile(source.clone()).err().unwrap_or_else(|| panic!("{source:?} compiled"));
+        assert_eq!((error.path.as_str(), error.kind), (path, Kind::Unsatisfiable), "{error}");
+        assert!(error.reason.contains("this model has no tokens for 'ü'"), "{error}");
+    }
+    let complete = |source: Source| {
+        let grammar = compile(source).unwrap();
+        let (mut matcher, mut mask) = (grammar.matcher(), vec![0; grammar.mask_words()]);
+        let mut text = Vec::new();
+        loop {
+            matcher.mask(&mut mask)?;
+            let has = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
+            let Some(next) = (0x21..131).chain([0x20]).find(has) else { panic!("{text:?}") };
+            if next == end {
+                return Ok(String::from_utf8(text).unwrap());
+            }
+            text.push(match next {
+                129 => 0xc3,
+                130 => 0xa9,
+                byte => byte as u8,
+            });
+            matcher.advance(next)?;
+        }
+    };
+    for (source, text) in [
+        (schema(json!({"enum": ["aü", "aé"]})), "\"aé\""),
+        (
+            schema(
+                json!({"type": "object", "properties": {"aü": {}, "ab": {"const": 1}}, "additionalProperties": false, "minProperties": 1}),
+            ),
+            "{\"ab\":1}",
+        ),
+        (texts(&["aü", "aé", "ab日"]), "aé"),
+    ] {
+        assert_eq!(complete(source), Ok(text.to_owned()));
+    }
+    // What an expression needs is met on the way.
+    assert_eq!(complete(Source::Regex("aü".into())), Err(MatchError::Stuck));
+}
+
 /// With limits that small grammars meet. The same texts pass by those of a server.
 #[test]
 fn what_a_parser_and_its_lexer_may_take_is_bounded() {
