@@ -47,8 +47,11 @@ const LONG: u8 = 10;
 /// How far to look ahead, in characters and in lexer states.
 const MOST_AHEAD: u8 = 16;
 const MOST_STATES: usize = 400;
-/// The longest that looking ahead may take. Where it ends early, more is walked; the mask is the same.
-const MOST_TIME: Duration = Duration::from_micros(250);
+/// The longest that looking ahead may take, as a part of what it may save: a walk of all tokens. Where it ends early, more is walked; the mask is
+/// the same.
+const PART: u32 = 4;
+/// Of such a walk before it was measured.
+const WALK: Duration = Duration::from_millis(1);
 /// Unions of slices that are kept, of 16 kB each for 128,000 tokens.
 const MOST_UNIONS: usize = 64;
 
@@ -155,7 +158,25 @@ impl Slicer {
         let all = Trie::new(&all, trie);
         let slices =
             by_classes.into_iter().map(|(classes, tokens)| Slice::new(classes, tokens, trie)).collect();
-        Slicer { slices, all, alphabet: Alphabet::new(), unions: Mutex::default(), most_time: MOST_TIME, env }
+        Slicer {
+            slices,
+            all,
+            alphabet: Alphabet::new(),
+            unions: Mutex::default(),
+            most_time: WALK / PART,
+            env,
+        }
+    }
+
+    /// Measures a walk of all tokens, where a parser is that takes any text.
+    pub(crate) fn measure(&mut self, recognizer: &mut ParserRecognizer<'_>) {
+        let walks = (0..3).map(|_| {
+            let began = Instant::now();
+            self.all.walk(recognizer, &mut self.env.tok_trie().alloc_token_set(), 0);
+            began.elapsed()
+        });
+        // The first one has the lexer's states to make.
+        self.most_time = walks.min().unwrap_or(WALK) / PART;
     }
 
     fn reaches(&self, recognizer: &mut ParserRecognizer<'_>) -> Vec<Reach> {
@@ -630,7 +651,7 @@ mod tests {
     #[test]
     fn masks_are_those_of_a_walk_of_the_whole_vocabulary() {
         let vocabulary = vocabulary();
-        for most_time in [Duration::ZERO, MOST_TIME, Duration::from_secs(1)] {
+        for most_time in [Duration::ZERO, WALK / PART, Duration::from_secs(1)] {
             let mut random = Random(1);
             let mut sliced = 0;
             for grammar in grammars() {

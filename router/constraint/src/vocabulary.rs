@@ -158,7 +158,13 @@ impl Vocabulary {
             let mut blank = factory
                 .create_parser(TopLevelGrammar::from_lark("start: \"a\"\n".into()))
                 .map_err(|cause| refused(cause.to_string()))?;
-            let slicer = Arc::new(Slicer::new(env.clone()));
+            let mut slicer = Slicer::new(env.clone());
+            let mut any = factory
+                .create_parser(TopLevelGrammar::from_lark("start: /(?s:.*)/\n".into()))
+                .map_err(|cause| refused(cause.to_string()))?;
+            any.start_without_prompt();
+            any.parser.with_recognizer(|recognizer| slicer.measure(recognizer));
+            let slicer = Arc::new(slicer);
             blank.bias_computer = slicer.clone();
             Ok((env, blank, slicer, speller))
         };
