@@ -565,23 +565,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 384,
         "mlp_layer_types": ["dense", *["sparse"] * 7],
     },
-    "Nemotron 3 (latent experts)": {
-        **WIDE,
-        "head_dim": 64,
-        "num_hidden_layers": 12,
-        "hybrid_override_pattern": "MEMEM*EMEM*E",
-        "mamba_num_heads": 32,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "ssm_state_size": 128,
-        "chunk_size": 128,
-        "n_routed_experts": 32,
-        "num_experts_per_tok": 6,
-        "moe_intermediate_size": 384,
-        "moe_latent_size": 512,
-        "moe_shared_expert_intermediate_size": 768,
-    },
 }
+SHAPES["Nemotron 3 (latent experts)"] = {**SHAPES["Nemotron 3 (experts)"], "moe_latent_size": 512}
 
 
 def main() -> None:
