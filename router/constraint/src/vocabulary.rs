@@ -154,14 +154,15 @@ impl Vocabulary {
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[])
                 .map_err(|cause| refused(cause.to_string()))?;
             factory.quiet();
+            // Not a client's, so that no limit is for it.
+            let mut any = factory
+                .create_parser(TopLevelGrammar::from_lark("start: /(?s:.*)/\n".into()))
+                .map_err(|cause| refused(cause.to_string()))?;
             *factory.limits_mut() = parser_limits.clone();
             let mut blank = factory
                 .create_parser(TopLevelGrammar::from_lark("start: \"a\"\n".into()))
                 .map_err(|cause| refused(cause.to_string()))?;
             let mut slicer = Slicer::new(env.clone());
-            let mut any = factory
-                .create_parser(TopLevelGrammar::from_lark("start: /(?s:.*)/\n".into()))
-                .map_err(|cause| refused(cause.to_string()))?;
             any.start_without_prompt();
             any.parser.with_recognizer(|recognizer| slicer.measure(recognizer));
             let slicer = Arc::new(slicer);
