@@ -12,6 +12,7 @@ mod cases;
 mod forced;
 mod instances;
 mod keywords;
+mod limits;
 #[path = "../examples/order/mod.rs"]
 mod order;
 mod parts;

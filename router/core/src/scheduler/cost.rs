@@ -87,7 +87,7 @@ const CHANGE: f64 = 0.02;
 /// A measurement that is so many times further off than measurements are counts as one that is so far off.
 const FURTHEST: f64 = 2.0;
 
-/// Before one was measured: of workers on the same host. What is thought to be longer than it is is never found out, since nothing waits then.
+/// Before one was measured: of workers on the same host. One that is thought too long stays so, since then no plan waits.
 const ROUND_TRIP_NS: f64 = 100_000.0;
 const MOST_ROUND_TRIP_NS: f64 = 1_000_000.0;
 
