@@ -1,6 +1,7 @@
 """Published config.json files, as other projects quote them in tests, fixtures and documents: `quoted/NAME.json`, one for each model.
 
-`source` says what the quotation was found in (2026-11-27 and 28, by searching public repositories) and what is doubtful about it; `rows` are
+`source` says what the quotation was found in (2026-11-27 to 29, by searching public repositories) and what is doubtful about it, `found_in` a
+repository and path of it or of a copy that agrees, where one could be read (of a site without a stored file the excerpt of a search); `rows` are
 the rows of the tables of docs/models.md that the model is of. Published files themselves were not at hand: a quotation may leave out keys,
 and those that transformers' class has to say then are named in `of_class`.
 """
@@ -25,6 +26,7 @@ class Quoted:
     """What is quoted of a model's config.json."""
 
     source: str
+    found_in: tuple[str, ...]
     rows: tuple[str, ...]
     config: dict[str, Any]
     of_class: tuple[str, ...]
@@ -58,7 +60,11 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> tuple[str, Quoted]:
     held = json.loads(path.read_text())
     return held["model"], Quoted(
-        held["source"], tuple(held["rows"]), held["config"], tuple(held.get("of_class", ()))
+        held["source"],
+        tuple(held.get("found_in", ())),
+        tuple(held["rows"]),
+        held["config"],
+        tuple(held.get("of_class", ())),
     )
 
 
@@ -80,6 +86,7 @@ def paragraph() -> str:
     missing = [row for row, models in of_row.items() if not models]
     parts = (
         f"Of {len(QUOTED)} models, which are of {len(found)} of the {len(of_row)} rows of this page's tables: {'; '.join(found)}.",
+        f"Of {sum(bool(one.found_in) for one in QUOTED.values())} the files name a repository and path.",
         f"Nothing is quoted of {'; '.join(missing)}: of these, shapes are those of transformers' classes alone.",
     )
     return "\n\n".join(fill(part, 160, break_long_words=False, break_on_hyphens=False) for part in parts)

@@ -1,6 +1,7 @@
 """The recipe of each model reads the config.json that is quoted of it, with the sizes that it says; docs/models.md names the models."""
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,8 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
 
 
 def test_the_page_names_what_is_quoted() -> None:
+    for one in QUOTED.values():
+        assert all(re.fullmatch(r"[\w./-]+/[\w.-]+: \S.*", place) for place in one.found_in), one.found_in
     unknown = {row for one in QUOTED.values() for row in one.rows} - set(rows())
     assert not unknown, "rows that docs/models.md does not have"
     text = written()
