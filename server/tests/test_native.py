@@ -30,12 +30,13 @@ from penstock.models.config import (
     StreamsConfig,
 )
 from penstock.models.native import NativeDecoder
+from penstock.models.native_choice import why_not
 from penstock.models.ngram_config import NgramConfig
 from penstock.models.packing import FORMATS
 from penstock.models.recipes import read_config
 from penstock.models.recorder import unknown_choice, unknown_choices
 from penstock.models.recurrent_config import CompressedConfig, DeltaConfig, GriffinConfig, ShortConvConfig
-from penstock.parallel.group import ALONE
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
@@ -329,6 +330,18 @@ def test_a_choice_that_the_engine_does_not_know_is_named(
     changed = replace(plain, layers=(*others, replace(last, **of_layer)), **of_all)
     assert words in unknown_choices(changed) and unknown_choice(changed) == words
     assert unknown_choice(plain) is None
+
+
+def test_of_more_shards_than_experts_some_would_have_none() -> None:
+    plain = read_config(checkpoints.config())
+    assert isinstance(plain, DecoderConfig)
+    of_two = replace(plain.layers[0], experts=ExpertsConfig(2, 8, ops.Routing(2)))
+    shape = replace(plain, layers=(of_two, *plain.layers[1:]))
+    assert why_not(shape, torch.bfloat16, TensorGroup(rank=1, size=2, neighbours=2)) is None
+    assert (
+        why_not(shape, torch.bfloat16, TensorGroup(rank=3, size=4, neighbours=4))
+        == "ranks without an expert in several shards"
+    )
 
 
 def test_decodes_in_one_call_give_what_several_calls_give(tmp_path: Path, threads: int) -> None:

@@ -111,17 +111,20 @@ def test_where_nobody_asks_for_a_length_it_is_what_fits(
         prepared(engine)
 
 
+@pytest.mark.parametrize("threads", [2, 64])
 @pytest.mark.parametrize("longest", [2048, 131_072])
-def test_what_the_engine_needs_can_be_told_before_it_has_a_program(longest: int, tmp_path: Path) -> None:
+def test_what_the_engine_needs_can_be_told_before_it_has_a_program(
+    longest: int, threads: int, tmp_path: Path
+) -> None:
     made = checkpoints.config(
         hidden_size=512, intermediate_size=1408, num_attention_heads=8, vocab_size=8000, num_hidden_layers=2
     )
     folder = checkpoints.write(tmp_path, {**made, "max_position_embeddings": longest})
-    engine = Engine(check_folder(folder), folder, torch.bfloat16, torch.device("cpu"), threads=2)
+    engine = Engine(check_folder(folder), folder, torch.bfloat16, torch.device("cpu"), threads=threads)
     if engine.native is None:
         pytest.skip("there is no CPU engine here")
     needs = preparation._step_bytes(engine, 128, 2048, longest, 0)
-    told = preparation.engine_working_bytes(engine.model.config, 2, 128, 2048, longest)
+    told = preparation.engine_working_bytes(engine.model.config, threads, 128, 2048, longest)
     assert needs <= told <= 3 * needs
 
 

@@ -6,11 +6,12 @@
 
 namespace penstock {
 
-// Parts of attention at once: few rows are divided, and none where a token's queries are more than a tile or one thread computes, see
-// `divide`.
+// Parts of attention at once: those of as many of the longest rows as have a key head for each thread, and of one more. None where a token's
+// queries are more than a tile or one thread computes, see `divide`.
 int64_t Program::part_count(const Division &division, int64_t longest) const {
     if (division.group > kQueries || team_.size() == 1) return 0;
-    return (4 * team_.size() / division.kv_heads + 1) * (longest / kSplit + 2);
+    const int64_t rows = (team_.size() + division.kv_heads - 1) / division.kv_heads + 1;
+    return rows * (longest / kSplit + 2);
 }
 
 int64_t Program::item_count(const Division &division, int64_t tokens, int64_t longest) const {
@@ -61,8 +62,9 @@ void Program::divide(Division &division) {
         }
     }
     if (threads_ == 1) return;
-    // Where one key head of a row of one tile is more than its part of all the work, its splits are items of their own. Such rows are
-    // fewer than 4 threads_ / kv_heads.
+    // Where one key head of a row of one tile is more than its part of all the work, its splits are items of their own, as long as there is
+    // room for their results. Whole rows come first, and splits fill the gaps.
+    const int64_t most_parts = part_count(division, longest_);
     int part = 0;
     const size_t whole = division.items.size();
     size_t kept = 0;
@@ -70,7 +72,7 @@ void Program::divide(Division &division) {
         const AttentionItem item = division.items[at];
         const int count = item.split_end - item.split_begin;
         const bool is_alone = rows[item.row].count * division.group <= std::min<int64_t>(kQueries, unit_of(rows[item.row]));
-        if (!is_alone || count < 2 || 4 * threads_ * count <= division.kv_heads * splits) {
+        if (!is_alone || count < 2 || 4 * threads_ * count <= division.kv_heads * splits || part + count > most_parts) {
             division.items[kept++] = item;
             continue;
         }

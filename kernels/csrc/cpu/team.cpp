@@ -7,6 +7,8 @@
 
 #include <climits>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 namespace penstock {
 
@@ -47,6 +49,11 @@ Team::Team(int members) : shares_(static_cast<size_t>(members)) {
     helpers_.reserve(static_cast<size_t>(members - 1));
     try {
         for (int member = 1; member < members; member++) helpers_.emplace_back([this, member] { help(member); });
+    } catch (const std::system_error &error) {
+        const size_t made = helpers_.size();
+        end();
+        throw std::runtime_error("thread " + std::to_string(made + 2) + " of " + std::to_string(members) + " cannot be made (" + error.what() +
+                                 "): a limit on tasks (pids.max, ulimit -u) is in the way, or lower --worker-threads");
     } catch (...) {
         end();
         throw;

@@ -34,6 +34,7 @@ from penstock.engine.warm_up import warm_up
 from penstock.errors import TooLittleMemory
 from penstock.layers.module import packed_matrices
 from penstock.loading.memory import Room, device_room
+from penstock.models.config import DecoderConfig, HeadBlockIndexConfig
 from penstock.models.model import ModelConfig
 from penstock.models.packed_cache import Measured
 from penstock.parallel.group import TensorGroup
@@ -47,8 +48,8 @@ WARM_UP_SECONDS_ON_GPU = 10.0
 LONG_STEP = 2048
 # A step is timed with all threads and with one, in turns, at least twice: up to so many times, as long as they took no more together.
 SHORT_STEP_TURNS, SHORT_STEPS_NS = 8, 12e6
-# Of the CPU engine: keys of a part of attention, numbers of a line of the cache, and bytes that a thread computes in.
-SPLIT, LINE, SCRATCH = 256, 16, 1 << 20
+# Of the CPU engine: keys and queries of a part of attention, and bytes that a thread computes in.
+SPLIT, TILE, SCRATCH = 256, 16, 1 << 20
 # A step that takes less than this share of what an earlier start has measured shows that it was measured beside other work.
 FAR_FASTER = 0.5
 
@@ -387,11 +388,16 @@ def engine_working_bytes(
 ) -> int:
     """The same of the CPU engine, before there is a program that could be asked (`NativeModel.workspace_bytes`)."""
     tokens, rows = min(max_step_tokens, max_slots * longest), max(max_slots, PROMPT_LOGITS_AT_ONCE)
-    # Of long sequences every thread has parts, whose results are put together.
-    parts = (4 * threads + config.kv_heads) * (longest // SPLIT + 2) * (config.head_dim + LINE)
+    # Of long sequences every thread has parts, whose results are put together (`Program::part_count`).
+    key_heads = 1 if isinstance(config, DecoderConfig) and config.latents else config.kv_heads
+    divided = threads + 2 * key_heads if threads > 1 and config.heads // key_heads <= TILE else 0
+    parts = divided * (longest // SPLIT + 2) * TILE * (config.head_dim + 2)
+    # And where key heads choose for themselves what they attend to, the scores of two tokens a thread.
+    chooses = isinstance(config, DecoderConfig) and isinstance(config.index, HeadBlockIndexConfig)
+    scores = 2 * threads * key_heads * (longest + SPLIT) if chooses else 0
     rotary = longest * config.head_dim * max(len(config.windows), 1)
     logits = 4 * rows * config.vocab_size
-    return 4 * (tokens * _numbers_of_a_token(config) + parts + rotary + logits) + threads * SCRATCH
+    return 4 * (tokens * _numbers_of_a_token(config) + parts + scores + rotary + logits) + threads * SCRATCH
 
 
 def working_bytes(

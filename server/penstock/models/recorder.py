@@ -146,12 +146,14 @@ def undivided(config: DecoderConfig, group: TensorGroup) -> str | None:
     """What of the family the engine does not compute in parts, in words; None: this group's ranks can."""
     mixers = [layer.recurrent for layer in config.layers if layer.recurrent is not None]
     norms = [mixer for mixer in mixers if isinstance(mixer, Mamba2Config) and mixer.norm != "none"]
+    experts = [layer.experts for layer in config.layers if layer.experts is not None]
     checks = (
         (config.per_layer is not None, "per-layer inputs"),
         (any(layer.gate_sparsity > 0 for layer in config.layers), "sparse gates"),
         (config.qk_norm is not None and config.qk_norm_over == "all", "norms over all queries"),
         (any(mixer.norm_groups % group.size for mixer in norms), "norms over all channels"),
         (any(isinstance(mixer, LightningConfig) for mixer in mixers), "norms over all channels"),
+        (any(one.count < group.size for one in experts), "ranks without an expert"),
     )
     return next((what for is_there, what in checks if is_there), None)
 
