@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from families import FAMILIES
+from models import ids, logits_of, logits_of_text, make
 from quoted import QUOTED
+from ranks import TESTS  # noqa: F401  (where the driver is)
 from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 
 from penstock import quantization
@@ -22,6 +25,7 @@ from penstock.models.config import DecoderConfig, Window
 from penstock.models.recipes import read_config
 from penstock.models.recipes.text_defaults import DEFAULTS
 from penstock.models.recipes.vision_language import text_of
+from penstock.models.recurrent_config import Mamba2Config
 
 # Those whose configuration transformers saves in other words than it is published in.
 RESAVED = (
@@ -124,6 +128,45 @@ def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     if above != read.heads:
         slopes = (slopes[1::2] + slopes[::2])[: read.heads]
     assert read.slopes == pytest.approx(slopes, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        ({}, (0.0, math.inf)),
+        ({"time_step_limit": None}, (0.0, math.inf)),
+        ({"time_step_limit": [0.0, {"__float__": "Infinity"}]}, (0.0, math.inf)),
+        ({"time_step_limit": [0.01, 0.5]}, (0.01, 0.5)),
+        ({"mamba_dt_limit": [0.01, 0.5]}, (0.01, 0.5)),
+    ],
+)
+def test_limits_of_the_step_of_nemotron_h_are_those_that_are_called_so(
+    changes: dict[str, Any], limits: tuple[float, float]
+) -> None:
+    published = QUOTED["Nemotron-H 47B"].whole()
+    assert published["time_step_min"] == 0.001 and published["time_step_limit"] == [0.0, math.inf]
+    read = read_config(published | changes)
+    assert isinstance(read, DecoderConfig)
+    found = {
+        layer.recurrent.rate_limits for layer in read.layers if isinstance(layer.recurrent, Mamba2Config)
+    }
+    assert found == {limits}
+
+
+def test_a_head_of_nemotron_h_may_ignore_a_token(tmp_path: Path) -> None:
+    """Its step is as good as 0 then. As published, `time_step_min` is what steps are at first, in training."""
+    from safetensors.torch import load_file, save_file
+
+    config = FAMILIES["Nemotron-H"]
+    folder = make(tmp_path, config)
+    tensors = load_file(folder / "model.safetensors")
+    steps = {name: tensor.fill_(-12.0) for name, tensor in tensors.items() if name.endswith("dt_bias")}
+    assert steps
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    expected = logits_of(folder, [ids(190, 3, 20)], torch.float32)[0][-1]
+    published = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_limit": [0.0, math.inf]}
+    (folder / "config.json").write_text(json.dumps(config | published))
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_command_r_reads_as_far_as_it_was_trained() -> None:
