@@ -182,6 +182,28 @@ def test_command_r_reads_as_far_as_it_was_trained() -> None:
     assert positions(max_position_embeddings=None) == 8192
 
 
+def test_an_empty_list_of_step_3_5_says_nothing_of_any_layer() -> None:
+    published = QUOTED["Step 3.7 Flash"].whole()
+    text = published["text_config"]
+    lists = ("use_rope_layers", "swiglu_limits", "swiglu_limits_shared", "partial_rotary_factors")
+    without = {name: value for name, value in text.items() if name not in lists}
+    read = read_config(published | {"text_config": without | {name: [] for name in lists}})
+    assert read == read_config(published | {"text_config": without})
+    assert isinstance(read, DecoderConfig) and all(layer.rope is not None for layer in read.layers)
+    # As published, where the other lists say something.
+    assert read_config(published | {"text_config": {**text, "use_rope_layers": []}}) == read_config(published)
+
+
+def test_laguna_m_1_has_no_window() -> None:
+    """Of which its file says 0 (llama.cpp's pull request 25165, by Poolside)."""
+    published = QUOTED["Laguna XS 2.1"].whole()
+    everywhere = {"layer_types": ["full_attention"] * 40, "sliding_window": 0, "gating": "per-element"}
+    read = read_config(published | everywhere)
+    assert isinstance(read, DecoderConfig) and not any(read.windows)
+    with pytest.raises(UnusableModel, match="sliding_window is 0, not a positive whole number"):
+        read_config(published | {"sliding_window": 0})
+
+
 def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:
     config = FAMILIES["SmolLM3"] | {"use_sliding_window": True, "sliding_window": 24, "layer_types": None}
     read = read_config(config)
