@@ -118,6 +118,49 @@ def test_the_original_length_of_the_whole_configuration_goes_before_that_of_its_
         assert theirs.rope_parameters["original_max_position_embeddings"] == 32
 
 
+def decoder_of(config: dict[str, Any]) -> DecoderConfig:
+    read = read_config(config)
+    assert isinstance(read, DecoderConfig)
+    return read
+
+
+# As Qwen's cards say it: how a context of 32,768 tokens is stretched.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("named", ["rope_type", "type"])
+def test_a_stretch_beside_the_parameters_that_transformers_saved_counts(named: str) -> None:
+    scaling = {named if name == "rope_type" else name: value for name, value in YARN.items()}
+    saved = QUOTED["Qwen3 0.6B"].whole() | {
+        "max_position_embeddings": 40960,
+        "rope_theta": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    plain, read = decoder_of(saved), decoder_of(saved | {"rope_scaling": scaling})
+    assert read.ropes == decoder_of(saved | {"rope_parameters": {**YARN, "rope_theta": 1e6}}).ropes
+    assert [(rope.variant, rope.theta) for rope in read.ropes] == [("yarn", 1e6)]
+    assert (plain.max_positions, read.max_positions) == (40960, 131072)
+    # What stretches nothing changes nothing.
+    for nothing in (None, {}, {"rope_type": "default"}, {"type": "mrope", "mrope_section": [16, 24, 24]}):
+        assert decoder_of(saved | {"rope_scaling": nothing}) == plain
+    # Within a model that reads images.
+    text = {name: value for name, value in saved.items() if name != "architectures"}
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    assert decoder_of(whole | {"text_config": text | {"rope_scaling": scaling}}).ropes == read.ropes
+
+
+def test_a_stretch_is_of_layers_that_attend_to_all() -> None:
+    """As transformers has it, of whose classes OLMo 3's says it."""
+    both = {
+        kind: {"rope_type": "default", "rope_theta": 5e5} for kind in ("full_attention", "sliding_attention")
+    }
+    published = QUOTED["Olmo 3 7B Instruct"].whole()
+    saved = published | {"rope_theta": None, "rope_scaling": None, "rope_parameters": both}
+    read = decoder_of(saved | {"rope_scaling": published["rope_scaling"]})
+    assert [layer.rope for layer in read.layers] == [layer.rope for layer in decoder_of(published).layers]
+    assert {rope.variant for rope in read.ropes} == {"yarn", "default"}
+
+
 def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     """Which transformers 5.23 does not read: MosaicML's `gen_slopes`."""
     config = FAMILIES["MPT"]
