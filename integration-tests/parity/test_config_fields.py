@@ -4,6 +4,7 @@ again by transformers, or within larger models.
 
 import json
 import math
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES
-from models import ids, logits_of, logits_of_text, make
+from models import ids, kind_of, logits_of, logits_of_text, make
 from quoted import QUOTED
 from ranks import TESTS  # noqa: F401  (where the driver is)
 from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
@@ -209,6 +210,47 @@ def test_a_head_of_nemotron_h_may_ignore_a_token(tmp_path: Path) -> None:
     expected = logits_of(folder, [ids(190, 3, 20)], torch.float32)[0][-1]
     published = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_limit": [0.0, math.inf]}
     (folder / "config.json").write_text(json.dumps(config | published))
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "eps"),
+    [
+        ("GLM-4.7 Flash", 1e-5),
+        ("GLM-5", 1e-5),
+        ("GLM-5 FP8", 1e-5),
+        ("Kimi K2.5", 1e-6),
+        ("DeepSeek V3", 1e-6),
+    ],
+)
+def test_latents_of_glm_are_normalised_as_the_model_is(model: str, eps: float) -> None:
+    latent = decoder_of(QUOTED[model].whole()).latent
+    assert latent is not None and latent.rank_norm.eps == eps
+
+
+@pytest.mark.parametrize("family", ["GLM-4.7 Flash", "GLM-5"])
+def test_small_latents_of_glm_are_what_its_own_eps_makes_of_them(family: str, tmp_path: Path) -> None:
+    """transformers 5.23 leaves its norms' default to them, which is a tenth of what the published files say."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    tensors = load_file(folder / "model.safetensors")
+    latents = [
+        tensor for name, tensor in tensors.items() if re.search(r"(q_a_proj|kv_a_proj_with_mqa)", name)
+    ]
+    assert latents
+    for tensor in latents:
+        tensor.mul_(0.003)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model = kind_of(FAMILIES[family]).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    for name, module in model.named_modules():
+        if name.endswith("_a_layernorm"):
+            assert module.variance_epsilon == 1e-6
+            module.variance_epsilon = 1e-5
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids(190, 3, 20)])).logits[0, -1]
     torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
 
 

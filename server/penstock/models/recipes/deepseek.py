@@ -31,6 +31,9 @@ from penstock_kernels.later import Tensor
 
 # Families whose experts are chosen as V3 does it.
 THIRD = ("axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+# Those whose latents are normalised as the model is: in vLLM, in SGLang and in Z.ai's own GLM-5 Next, though not in transformers 5.23. DeepSeek's
+# and Moonshot's code leaves these norms their default.
+GLM = ("glm4_moe_lite", "glm_moe_dsa")
 # Those whose queries attend to chosen keys, and whether an index head's planes are neighbours there.
 INDEXED = {"axk2": False, "deepseek_v32": False, "glm_moe_dsa": True}
 
@@ -72,7 +75,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         plain_dim=fields.count("qk_nope_head_dim", default=128),
         value_dim=fields.count("v_head_dim", default=128),
         query_rank=fields.whole("q_lora_rank", 0),
-        rank_norm=NormConfig(1e-6),
+        rank_norm=fields.norm("rms_norm_eps", 1e-6) if kind in GLM else NormConfig(1e-6),
     )
     if kind in INDEXED:
         latent = replace(latent, index=read_index(fields, latent, INDEXED[kind]))
