@@ -21,8 +21,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import dtype_name, eos_ids
+from penstock.models import recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig, Window
+from penstock.models.decoder import Decoder, Experts
 from penstock.models.recipes import read_config
 from penstock.models.recipes.text_defaults import DEFAULTS
 from penstock.models.recipes.vision_language import text_of
@@ -252,6 +254,22 @@ def test_small_latents_of_glm_are_what_its_own_eps_makes_of_them(family: str, tm
     with torch.inference_mode():
         expected = model(torch.tensor([ids(190, 3, 20)])).logits[0, -1]
     torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["MiniMax M2", "MiniMax M3"])
+def test_a_router_of_minimax_keeps_its_bits(family: str, tmp_path: Path) -> None:
+    """It is fp32 in a checkpoint of bf16 and fp8."""
+    from safetensors.torch import load_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    model = recipes.load(FAMILIES[family], folder, torch.bfloat16, torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    found = [layer.feed_forward.router for layer in model.layers if isinstance(layer.feed_forward, Experts)]
+    saved = load_file(folder / "model.safetensors")
+    published = [saved[name] for name in sorted(saved) if re.fullmatch(r".*(moe|mlp)\.gate\.weight", name)]
+    assert len(found) == len(published) > 0
+    for ours, theirs in zip(found, published, strict=True):
+        torch.testing.assert_close(ours.weight_OI, theirs, atol=0, rtol=0)
 
 
 def test_command_r_reads_as_far_as_it_was_trained() -> None:
