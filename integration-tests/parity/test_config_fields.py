@@ -4,24 +4,31 @@ again by transformers, or within larger models.
 
 import json
 import math
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from families import FAMILIES
+from models import ids, kind_of, logits_of, logits_of_text, make
 from quoted import QUOTED
+from ranks import TESTS  # noqa: F401  (where the driver is)
 from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 
 from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import dtype_name, eos_ids
+from penstock.models import recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures
 from penstock.models.config import DecoderConfig, Window
+from penstock.models.decoder import Decoder, Experts
 from penstock.models.recipes import read_config
 from penstock.models.recipes.text_defaults import DEFAULTS
 from penstock.models.recipes.vision_language import text_of
+from penstock.models.recurrent_config import Mamba2Config
 
 # Those whose configuration transformers saves in other words than it is published in.
 RESAVED = (
@@ -114,6 +121,49 @@ def test_the_original_length_of_the_whole_configuration_goes_before_that_of_its_
         assert theirs.rope_parameters["original_max_position_embeddings"] == 32
 
 
+def decoder_of(config: dict[str, Any]) -> DecoderConfig:
+    read = read_config(config)
+    assert isinstance(read, DecoderConfig)
+    return read
+
+
+# As Qwen's cards say it: how a context of 32,768 tokens is stretched.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("named", ["rope_type", "type"])
+def test_a_stretch_beside_the_parameters_that_transformers_saved_counts(named: str) -> None:
+    scaling = {named if name == "rope_type" else name: value for name, value in YARN.items()}
+    saved = QUOTED["Qwen3 0.6B"].whole() | {
+        "max_position_embeddings": 40960,
+        "rope_theta": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    plain, read = decoder_of(saved), decoder_of(saved | {"rope_scaling": scaling})
+    assert read.ropes == decoder_of(saved | {"rope_parameters": {**YARN, "rope_theta": 1e6}}).ropes
+    assert [(rope.variant, rope.theta) for rope in read.ropes] == [("yarn", 1e6)]
+    assert (plain.max_positions, read.max_positions) == (40960, 131072)
+    # What stretches nothing changes nothing.
+    for nothing in (None, {}, {"rope_type": "default"}, {"type": "mrope", "mrope_section": [16, 24, 24]}):
+        assert decoder_of(saved | {"rope_scaling": nothing}) == plain
+    # Within a model that reads images.
+    text = {name: value for name, value in saved.items() if name != "architectures"}
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    assert decoder_of(whole | {"text_config": text | {"rope_scaling": scaling}}).ropes == read.ropes
+
+
+def test_a_stretch_is_of_layers_that_attend_to_all() -> None:
+    """As transformers has it, of whose classes OLMo 3's says it."""
+    both = {
+        kind: {"rope_type": "default", "rope_theta": 5e5} for kind in ("full_attention", "sliding_attention")
+    }
+    published = QUOTED["Olmo 3 7B Instruct"].whole()
+    saved = published | {"rope_theta": None, "rope_scaling": None, "rope_parameters": both}
+    read = decoder_of(saved | {"rope_scaling": published["rope_scaling"]})
+    assert [layer.rope for layer in read.layers] == [layer.rope for layer in decoder_of(published).layers]
+    assert {rope.variant for rope in read.ropes} == {"yarn", "default"}
+
+
 def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     """Which transformers 5.23 does not read: MosaicML's `gen_slopes`."""
     config = FAMILIES["MPT"]
@@ -124,6 +174,102 @@ def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     if above != read.heads:
         slopes = (slopes[1::2] + slopes[::2])[: read.heads]
     assert read.slopes == pytest.approx(slopes, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        ({}, (0.0, math.inf)),
+        ({"time_step_limit": None}, (0.0, math.inf)),
+        ({"time_step_limit": [0.0, {"__float__": "Infinity"}]}, (0.0, math.inf)),
+        ({"time_step_limit": [0.01, 0.5]}, (0.01, 0.5)),
+        ({"mamba_dt_limit": [0.01, 0.5]}, (0.01, 0.5)),
+    ],
+)
+def test_limits_of_the_step_of_nemotron_h_are_those_that_are_called_so(
+    changes: dict[str, Any], limits: tuple[float, float]
+) -> None:
+    published = QUOTED["Nemotron-H 47B"].whole()
+    assert published["time_step_min"] == 0.001 and published["time_step_limit"] == [0.0, math.inf]
+    read = read_config(published | changes)
+    assert isinstance(read, DecoderConfig)
+    found = {
+        layer.recurrent.rate_limits for layer in read.layers if isinstance(layer.recurrent, Mamba2Config)
+    }
+    assert found == {limits}
+
+
+def test_a_head_of_nemotron_h_may_ignore_a_token(tmp_path: Path) -> None:
+    """Its step is as good as 0 then. As published, `time_step_min` is what steps are at first, in training."""
+    from safetensors.torch import load_file, save_file
+
+    config = FAMILIES["Nemotron-H"]
+    folder = make(tmp_path, config)
+    tensors = load_file(folder / "model.safetensors")
+    steps = {name: tensor.fill_(-12.0) for name, tensor in tensors.items() if name.endswith("dt_bias")}
+    assert steps
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    expected = logits_of(folder, [ids(190, 3, 20)], torch.float32)[0][-1]
+    published = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_limit": [0.0, math.inf]}
+    (folder / "config.json").write_text(json.dumps(config | published))
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "eps"),
+    [
+        ("GLM-4.7 Flash", 1e-5),
+        ("GLM-5", 1e-5),
+        ("GLM-5 FP8", 1e-5),
+        ("Kimi K2.5", 1e-6),
+        ("DeepSeek V3", 1e-6),
+    ],
+)
+def test_latents_of_glm_are_normalised_as_the_model_is(model: str, eps: float) -> None:
+    latent = decoder_of(QUOTED[model].whole()).latent
+    assert latent is not None and latent.rank_norm.eps == eps
+
+
+@pytest.mark.parametrize("family", ["GLM-4.7 Flash", "GLM-5"])
+def test_small_latents_of_glm_are_what_its_own_eps_makes_of_them(family: str, tmp_path: Path) -> None:
+    """transformers 5.23 leaves its norms' default to them, which is a tenth of what the published files say."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    tensors = load_file(folder / "model.safetensors")
+    latents = [
+        tensor for name, tensor in tensors.items() if re.search(r"(q_a_proj|kv_a_proj_with_mqa)", name)
+    ]
+    assert latents
+    for tensor in latents:
+        tensor.mul_(0.003)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model = kind_of(FAMILIES[family]).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    for name, module in model.named_modules():
+        if name.endswith("_a_layernorm"):
+            assert module.variance_epsilon == 1e-6
+            module.variance_epsilon = 1e-5
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids(190, 3, 20)])).logits[0, -1]
+    torch.testing.assert_close(logits_of_text(folder)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["MiniMax M2", "MiniMax M3"])
+def test_a_router_of_minimax_keeps_its_bits(family: str, tmp_path: Path) -> None:
+    """It is fp32 in a checkpoint of bf16 and fp8."""
+    from safetensors.torch import load_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    model = recipes.load(FAMILIES[family], folder, torch.bfloat16, torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    found = [layer.feed_forward.router for layer in model.layers if isinstance(layer.feed_forward, Experts)]
+    saved = load_file(folder / "model.safetensors")
+    published = [saved[name] for name in sorted(saved) if re.fullmatch(r".*(moe|mlp)\.gate\.weight", name)]
+    assert len(found) == len(published) > 0
+    for ours, theirs in zip(found, published, strict=True):
+        torch.testing.assert_close(ours.weight_OI, theirs, atol=0, rtol=0)
 
 
 def test_command_r_reads_as_far_as_it_was_trained() -> None:
@@ -137,6 +283,28 @@ def test_command_r_reads_as_far_as_it_was_trained() -> None:
     assert positions(max_position_embeddings=8192, model_max_length=131072) == 131072
     assert positions(max_position_embeddings=8192, model_max_length=None) == 8192
     assert positions(max_position_embeddings=None) == 8192
+
+
+def test_an_empty_list_of_step_3_5_says_nothing_of_any_layer() -> None:
+    published = QUOTED["Step 3.7 Flash"].whole()
+    text = published["text_config"]
+    lists = ("use_rope_layers", "swiglu_limits", "swiglu_limits_shared", "partial_rotary_factors")
+    without = {name: value for name, value in text.items() if name not in lists}
+    read = read_config(published | {"text_config": without | {name: [] for name in lists}})
+    assert read == read_config(published | {"text_config": without})
+    assert isinstance(read, DecoderConfig) and all(layer.rope is not None for layer in read.layers)
+    # As published, where the other lists say something.
+    assert read_config(published | {"text_config": {**text, "use_rope_layers": []}}) == read_config(published)
+
+
+def test_laguna_m_1_has_no_window() -> None:
+    """Of which its file says 0 (llama.cpp's pull request 25165, by Poolside)."""
+    published = QUOTED["Laguna XS 2.1"].whole()
+    everywhere = {"layer_types": ["full_attention"] * 40, "sliding_window": 0, "gating": "per-element"}
+    read = read_config(published | everywhere)
+    assert isinstance(read, DecoderConfig) and not any(read.windows)
+    with pytest.raises(UnusableModel, match="sliding_window is 0, not a positive whole number"):
+        read_config(published | {"sliding_window": 0})
 
 
 def test_windows_of_smollm3_are_those_of_layers_that_know_no_positions() -> None:

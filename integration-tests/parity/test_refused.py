@@ -78,6 +78,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Llama 4", {"no_rope_layers": [1, 0]}, "no_rope_layers is not a list of 4 times 0 or 1"),
     ("Llama 4", {"moe_layers": [9]}, "moe_layers is not a list of layers below 4"),
     ("Llama 4", {"layer_types": ["sliding_attention"] * 4}, "layer_types has 'sliding_attention'"),
+    ("DeepSeek V2 Lite", {"topk_method": "noaux_tc"}, "scoring_func is 'softmax', and only 'sigmoid'"),
+    (
+        "DeepSeek V2 Lite",
+        {"topk_method": "noaux_tc", "scoring_func": None},
+        "scoring_func is 'softmax', and only 'sigmoid'",
+    ),
     ("GLM-4.7 Flash", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 3 times"),
     ("GLM-4.5, 4.6, 4.7", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
     ("MiniMax M2", {"attn_type_list": [1, 0, 1]}, r"attn_type_list is \[1, 0, 1\]"),

@@ -168,6 +168,15 @@ WHOLES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], Rename,
         lambda name: f"language.{name}",
         ("vision.blocks.0.weight", "projector.layers.0.weight", "image_newline", "view_seperator"),
     ),
+    # The main one of three: its text is called V2, and chooses experts as V3 does.
+    "DeepSeek-VL2 (27B)": (
+        "DeepSeek V3",
+        lambda config: within("DeepseekVLV2ForCausalLM", "deepseek_vl_v2", "language_config")(
+            {**config, "model_type": "deepseek_v2"}
+        ),
+        lambda name: f"language.{name}",
+        ("vision.blocks.0.weight", "projector.layers.0.weight", "image_newline", "view_seperator"),
+    ),
     "Ovis 2 in its authors' repository": (
         "Qwen 1.5, Qwen 2",
         within("Ovis", "ovis", "llm_config"),

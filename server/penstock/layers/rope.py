@@ -11,6 +11,8 @@ from typing import Any
 from penstock.errors import UnusableModel
 
 VARIANTS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+# What `rope_scaling` calls a table that it does not stretch; "mrope" is of images.
+UNSTRETCHED = ("default", "none", "mrope")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,34 @@ class RopeConfig:
         if self.variant == "dynamic":
             return max(self.max_position_embeddings, int(self.max_position_embeddings * self.factor))
         return self.max_positions
+
+
+def with_scaling(config: dict[str, Any], depth: int = 2) -> dict[str, Any]:
+    """config.json with what `rope_scaling` stretches in `rope_parameters`, where both are there; and so objects in it, `depth` deep: a
+    thinker has a text.
+
+    A file that transformers 5 saved has `rope_parameters`; who stretches the context as a model's card says adds `rope_scaling`.
+    As in transformers it goes first, and of kinds of layers it is of those with full attention; unlike there a base that only
+    `rope_parameters` has is kept.
+    """
+    made = {
+        name: with_scaling(value, depth - 1) if depth and isinstance(value, dict) else value
+        for name, value in config.items()
+    }
+    given, scaling = made.get("rope_parameters"), made.get("rope_scaling")
+    if not isinstance(given, dict) or not given or not isinstance(scaling, dict):
+        return made
+    if (scaling.get("rope_type") or scaling.get("type") or "default") in UNSTRETCHED:
+        return made
+
+    def stretched(table: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: x for name, x in table.items() if name not in ("rope_type", "type")}, **scaling}
+
+    if not any(isinstance(entry, dict) for entry in given.values()):
+        made["rope_parameters"] = stretched(given)
+    elif isinstance(given.get("full_attention"), dict):
+        made["rope_parameters"] = {**given, "full_attention": stretched(given["full_attention"])}
+    return made
 
 
 def read_rope(

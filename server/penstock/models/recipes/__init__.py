@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import UnusableModel
+from penstock.layers.rope import with_scaling
 from penstock.loading import checkpoint as checkpoints
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.architectures import RECIPES, architecture_of, architectures, other_versions
@@ -41,7 +42,7 @@ def recipe_of(config: dict[str, Any]) -> DecoderRecipe | EncoderDecoderRecipe:
 
 def read_config(config: dict[str, Any]) -> DecoderConfig | EncoderDecoderConfig:
     """The model that config.json describes; needs no weights."""
-    return recipe_of(config).shape(config)
+    return recipe_of(config).shape(with_scaling(config))
 
 
 def load_from(
@@ -51,7 +52,7 @@ def load_from(
     quantizer: Quantizer | DeviceQuantizer | None = None,
 ) -> Decoder | EncoderDecoder:
     """Takes a rank's part of the model from a checkpoint."""
-    return recipe_of(config).load(config, checkpoint, group, quantizer)
+    return recipe_of(config).load(with_scaling(config), checkpoint, group, quantizer)
 
 
 def load(

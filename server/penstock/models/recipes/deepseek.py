@@ -31,6 +31,9 @@ from penstock_kernels.later import Tensor
 
 # Families whose experts are chosen as V3 does it.
 THIRD = ("axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2")
+# Those whose latents are normalised as the model is: in vLLM, in SGLang and in Z.ai's own GLM-5 Next, though not in transformers 5.23. DeepSeek's
+# and Moonshot's code leaves these norms their default.
+GLM = ("glm4_moe_lite", "glm_moe_dsa")
 # Those whose queries attend to chosen keys, and whether an index head's planes are neighbours there.
 INDEXED = {"axk2": False, "deepseek_v32": False, "glm_moe_dsa": True}
 
@@ -65,16 +68,15 @@ def predicting_layers(config: dict[str, Any]) -> tuple[str, ...]:
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
-    third = config.get("model_type") in THIRD
+    kind = str(config.get("model_type"))
     latent = LatentConfig(
         rank=fields.count("kv_lora_rank", default=512),
         rope_dim=fields.count("qk_rope_head_dim", default=64),
         plain_dim=fields.count("qk_nope_head_dim", default=128),
         value_dim=fields.count("v_head_dim", default=128),
         query_rank=fields.whole("q_lora_rank", 0),
-        rank_norm=NormConfig(1e-6),
+        rank_norm=fields.norm("rms_norm_eps", 1e-6) if kind in GLM else NormConfig(1e-6),
     )
-    kind = str(config.get("model_type"))
     if kind in INDEXED:
         latent = replace(latent, index=read_index(fields, latent, INDEXED[kind]))
     size = latent.plain_dim + latent.rope_dim
@@ -89,7 +91,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     if rope.variant != "default" and rope.mscale_all_dim and rope.factor > 1:
         magnitude = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
     every = fields.count("moe_layer_freq", default=1)
-    experts = _experts(fields, third) if config.get("n_routed_experts") else None
+    experts = _experts(fields, kind) if config.get("n_routed_experts") else None
     read = replace(
         read,
         max_positions=rope.max_positions,
@@ -145,8 +147,14 @@ def layers_without_indexer(fields: Fields, layers: int) -> list[bool]:
     return [kind == "shared" for kind in kinds]
 
 
-def _experts(fields: Fields, third: bool) -> ExpertsConfig:
-    return sigmoid_experts(fields, default_scale=2.5) if third else softmax_experts(fields)
+def _experts(fields: Fields, kind: str) -> ExpertsConfig:
+    if kind in THIRD:
+        return sigmoid_experts(fields, default_scale=2.5)
+    if fields.config.get("topk_method") == "noaux_tc":
+        # DeepSeek-VL2, whose text is a deepseek_v2 with V3's choice. What it leaves out is as V2's class has it.
+        scores = fields.config.get("scoring_func") or "softmax"
+        return sigmoid_experts(Fields({**fields.config, "scoring_func": scores}), default_normalize=False)
+    return softmax_experts(fields)
 
 
 def softmax_experts(fields: Fields) -> ExpertsConfig:

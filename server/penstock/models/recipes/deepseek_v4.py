@@ -4,7 +4,7 @@ the first layers goes to by a table.
 
 Sources: transformers 5.23 (deepseek_v4), whose defaults are those of deepseek-ai/DeepSeek-V4-Flash-Base, and the names of tensors
 that it converts; for `compress_ratios`, which has entries of layers that predict ahead behind those of the model's, the lists
-of DeepSeek-V4-Flash and -Pro as others quote them. Published weights are quantized (fp8 and fp4), which is not served yet.
+of DeepSeek-V4-Flash and -Pro as others quote them. Published weights are in fp8 and fp4 (`quantization/codes.py`).
 """
 
 from __future__ import annotations

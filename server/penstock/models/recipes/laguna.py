@@ -46,7 +46,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     kinds = fields.attention_kinds(layers, ["full_attention"] * layers)
     ropes = {"rope_parameters": fields.part("rope_parameters").config or ROPES}
     positions = fields.count("max_position_embeddings", default=131072)
-    window = Window(fields.count("sliding_window", default=512))
+    # Laguna M.1 has no window, and says 0.
+    window = Window(fields.count("sliding_window", default=512)) if "sliding_attention" in kinds else None
     heads = config.get("num_attention_heads_per_layer") or [read.heads] * layers
     if not isinstance(heads, list) or len(heads) != layers:
         raise UnusableModel(f"config.json: num_attention_heads_per_layer is not a list of {layers} numbers")

@@ -46,13 +46,16 @@ def read_mamba2(fields: Fields, width: int, *, channels: int | None = None, **ch
 
 def rate_limits(fields: Fields) -> tuple[float, float]:
     """`time_step_limit`: JSON has no infinity; python's writer puts a word there, and transformers an object around one."""
-    given = fields.config.get("time_step_limit")
-    if given is None:
+    # transformers' class of Nemotron-H reads both, the first one first.
+    names = ("mamba_dt_limit", "time_step_limit")
+    name = next((name for name in names if fields.config.get(name) is not None), None)
+    if name is None:
         return 0.0, math.inf
+    given = fields.config[name]
     if isinstance(given, list):
         given = [math.inf if x == {"__float__": "Infinity"} else x for x in given]
     if not isinstance(given, list) or len(given) != 2 or not all(isinstance(x, (int, float)) for x in given):
-        raise UnusableModel("config.json: time_step_limit is not a list of two numbers")
+        raise UnusableModel(f"config.json: {name} is not a list of two numbers")
     return float(given[0]), float(given[1])
 
 

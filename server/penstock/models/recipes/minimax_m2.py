@@ -36,7 +36,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     rope = fields.rope(read.head_dim, positions, share=rotated / read.head_dim, theta=5e6)
     routing = ops.Routing(fields.count("num_experts_per_tok", default=8), sigmoid=True, normalize=True)
     experts = ExpertsConfig(
-        fields.count("num_local_experts", default=256), read.feed_forward, routing, correction=True
+        fields.count("num_local_experts", default=256),
+        read.feed_forward,
+        routing,
+        correction=True,
+        long_router=True,  # as it is published
     )
     has_norms = fields.flag("use_qk_norm", True)
     read = replace(read, qk_norm=read.norm if has_norms else None, qk_norm_over="all")

@@ -70,6 +70,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         routing,
         shared_width=fields.count("shared_intermediate_size", default=3072),
         correction=True,
+        long_router=True,  # as it is published
         clamp=(fields.number("swiglu_limit", default=7.0), fields.number("swiglu_alpha", default=1.702)),
     )
     norm = NormConfig(read.norm.eps, offset=1.0)

@@ -1,6 +1,5 @@
 """Nemotron-H and Nemotron 3: a layer is Mamba 2, attention without positions, a feed-forward layer or experts, and nothing else."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.mamba2 import Mamba2Loader
-from penstock.models.recipes.mamba2_layers import ATTENTION, RECURRENT
+from penstock.models.recipes.mamba2_layers import ATTENTION, RECURRENT, rate_limits
 from penstock.models.recurrent_config import Mamba2Config
 from penstock.parallel.group import ranges
 from penstock_kernels.later import Tensor
@@ -65,8 +64,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         conv_bias=fields.flag("use_conv_bias", True),
         bias=fields.flag("use_bias"),
         out_bias=fields.flag("use_bias"),
-        # As transformers computes it, whatever time_step_limit says.
-        rate_limits=(fields.number("time_step_min", "mamba_dt_min", default=0.001), math.inf),
+        # `time_step_min` is for the first values of dt_bias, though transformers 5.23 takes it for a limit in prompts.
+        rate_limits=rate_limits(fields),
     )
     read = replace(
         read,

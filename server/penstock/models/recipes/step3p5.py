@@ -57,9 +57,9 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
 
 
 def of_layers(fields: Fields, name: str, layers: int, default: Any) -> list[Any]:
-    """A value for each layer: a list, which may go on with layers that predict tokens ahead, or one for all."""
+    """A value for each layer: a list, which may go on with layers that predict tokens ahead, or one for all. An empty list is none."""
     given = fields.config.get(name)
-    if given is None:
+    if given is None or given == []:
         return [default] * layers
     if not isinstance(given, list):
         return [given] * layers
