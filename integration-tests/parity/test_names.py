@@ -251,7 +251,7 @@ def test_queries_of_ling_3_may_be_of_low_rank(tmp_path: Path) -> None:
 
 
 def test_a_base_of_null_says_that_nothing_is_rotated() -> None:
-    """Of OLMo Hybrid: wherever it stands, as transformers reads it; without one the usual base is meant."""
+    """Of OLMo Hybrid: wherever it stands, and of its whole table; without one the usual base is meant."""
 
     def rotates(**changes: Any) -> bool:
         plain = {name: value for name, value in FAMILIES["OLMo Hybrid"].items() if "rope" not in name}
@@ -264,7 +264,9 @@ def test_a_base_of_null_says_that_nothing_is_rotated() -> None:
     assert not rotates(
         rope_parameters={"rope_type": None}
     )  # as allenai/Olmo-Hybrid-7B has had it since May 2026
-    assert rotates(rope_parameters=None)  # as Olmo-Hybrid-Think-SFT-7B has it
+    assert not rotates(rope_parameters=None)  # as Olmo-Hybrid-Think-SFT-7B has it, and the 7B had it before
+    assert rotates()
+    assert rotates(rope_parameters=None, rope_theta=10000.0)
     assert rotates(rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
 
 

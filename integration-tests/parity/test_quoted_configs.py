@@ -2,15 +2,18 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from quoted import PAGE, QUOTED, rows, written
 
+from penstock.layers.rope import RopeConfig
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder_config import EncoderDecoderConfig
 from penstock.models.recipes import read_config
+from penstock_kernels.routing import Routing
 
 # What the decoder has of what a file says.
 READ: dict[str, Callable[[DecoderConfig], object]] = {
@@ -45,9 +48,68 @@ READ: dict[str, Callable[[DecoderConfig], object]] = {
     "num_experts": lambda read: experts(read).count,
     "routed_scaling_factor": lambda read: experts(read).routing.scale,
     "rms_norm_eps": lambda read: read.norm.eps,
+    "layer_norm_eps": lambda read: read.norm.eps,
+    "layer_norm_epsilon": lambda read: read.norm.eps,
+    "norm_epsilon": lambda read: read.norm.eps,
+    "norm_eps": lambda read: read.norm.eps,
     "n_routed_experts": lambda read: experts(read).count,
     "num_local_experts": lambda read: experts(read).count,
     "first_k_dense_replace": lambda read: [layer.experts is None for layer in read.layers].index(False),
+    "norm_topk_prob": lambda read: experts(read).routing.normalize,
+    "n_group": lambda read: experts(read).routing.groups,
+    "topk_group": lambda read: experts(read).routing.top_groups,
+    "scoring_func": lambda read: scoring(experts(read).routing),
+    "shared_expert_intermediate_size": lambda read: experts(read).shared_width,
+    "n_shared_experts": lambda read: experts(read).shared_width // experts(read).width,
+    "num_shared_experts": lambda read: experts(read).shared_width // experts(read).width,
+    "qk_rope_head_dim": lambda read: read.latent.rope_dim if read.latent else read.ropes[0].head_dim,
+    "index_n_heads": lambda read: index(read)[0],
+    "index_head_dim": lambda read: index(read)[1],
+    "index_topk": lambda read: index(read)[2],
+    "attention_bias": lambda read: read.qkv_bias,
+    "mlp_bias": lambda read: read.up_bias and read.down_bias,
+    "lm_head_bias": lambda read: read.head_bias,
+    "use_qk_norm": lambda read: read.qk_norm is not None,
+    "qk_norm": lambda read: read.qk_norm is not None,
+    "qk_layernorm": lambda read: read.qk_norm is not None,
+    "hidden_act": lambda read: read.activation,
+    "hidden_activation": lambda read: read.activation,
+    "activation_function": lambda read: read.activation,
+    "clip_qkv": lambda read: read.clip_qkv,
+    "attention_multiplier": lambda read: read.scale,
+    "embedding_multiplier": lambda read: read.embedding_scale,
+    "residual_multiplier": lambda read: read.residual_scale,
+    "logits_scaling": lambda read: 1 / read.logit_scale,
+    "scale_emb": lambda read: read.embedding_scale,
+    "logit_scale": lambda read: read.logit_scale,
+    "lm_head_multiplier": lambda read: read.logit_scale,
+    "final_logit_softcapping": lambda read: read.logit_softcap,
+    "logits_soft_cap": lambda read: read.logit_softcap,
+    "attn_logit_softcapping": lambda read: read.softcap,
+    "query_pre_attn_scalar": lambda read: read.scale and read.scale**-2,
+    "attention_value_scale": lambda read: read.value_scale,
+    "alibi": lambda read: bool(read.slopes),
+    "parallel_attn": lambda read: read.parallel,
+    "use_parallel_residual": lambda read: read.parallel,
+    "num_kv_heads": lambda read: read.kv_heads,
+    "ffn_hidden_size": lambda read: read.feed_forward,
+    "n_inner": lambda read: read.feed_forward,
+    "ffn_dim": lambda read: read.feed_forward,
+    "max_seq_len": lambda read: read.max_positions,
+    "seq_length": lambda read: read.max_positions,
+    "attn_config.kv_n_heads": lambda read: read.kv_heads,
+    "attn_config.rope_theta": lambda read: read.ropes[0].theta,
+    "attn_config.clip_qkv": lambda read: read.clip_qkv,
+    "attn_config.alibi": lambda read: bool(read.slopes),
+    "ffn_config.ffn_hidden_size": lambda read: experts(read).width,
+    "ffn_config.moe_num_experts": lambda read: experts(read).count,
+    "ffn_config.moe_top_k": lambda read: experts(read).routing.per_token,
+    "conv_L_cache": lambda read: recurrent(read).kernel,
+    "linear_conv_kernel_dim": lambda read: recurrent(read).kernel,
+    "linear_num_key_heads": lambda read: recurrent(read).key_heads,
+    "linear_num_value_heads": lambda read: recurrent(read).value_heads,
+    "linear_key_head_dim": lambda read: recurrent(read).key_dim,
+    "linear_value_head_dim": lambda read: recurrent(read).value_dim,
 }
 
 
@@ -59,13 +121,43 @@ SIDES: dict[str, Callable[[EncoderDecoderConfig], object]] = {
     "d_ff": lambda read: read.feed_forward,
     "num_heads": lambda read: read.heads,
     "num_layers": lambda read: read.encoder_layers,
+    "num_decoder_layers": lambda read: read.num_layers,
     "encoder_layers": lambda read: read.encoder_layers,
     "encoder_attention_heads": lambda read: read.encoder_heads,
     "encoder_ffn_dim": lambda read: read.encoder_feed_forward,
     "decoder_layers": lambda read: read.num_layers,
     "decoder_attention_heads": lambda read: read.heads,
     "decoder_ffn_dim": lambda read: read.feed_forward,
+    "max_position_embeddings": lambda read: read.max_side_positions,
+    "layer_norm_epsilon": lambda read: read.norm.eps,
+    "activation_function": lambda read: read.activation,
+    "dense_act_fn": lambda read: read.activation,
+    "is_gated_act": lambda read: read.gated,
+    "normalize_before": lambda read: read.pre_norm,
+    "normalize_embedding": lambda read: read.embedding_norm,
+    "add_final_layer_norm": lambda read: read.final_norm,
+    "static_position_embeddings": lambda read: read.sines is not None,
+    "scale_embedding": lambda read: read.embedding_scale == read.width**0.5,
 }
+
+
+def scoring(routing: Routing) -> str:
+    """What DeepSeek's files call how experts are chosen."""
+    return "sigmoid" if routing.sigmoid else "sqrtsoftplus" if routing.root_softplus else "softmax"
+
+
+def index(read: DecoderConfig) -> tuple[int, int, int]:
+    """Heads of what chooses the keys that are attended to, numbers of a head, and how many it chooses."""
+    chooses = next((layer for layer in read.compressed if layer is not None and layer.index_heads), None)
+    if chooses is not None:
+        return chooses.index_heads, chooses.index_dim, chooses.most
+    assert read.latent is not None and read.latent.index is not None
+    return read.latent.index.heads, read.latent.index.head_dim, read.latent.index.most
+
+
+def recurrent(read: DecoderConfig) -> Any:
+    """Of the first layer that keeps a state."""
+    return next(layer.recurrent for layer in read.layers if layer.recurrent is not None)
 
 
 def has_experts(read: DecoderConfig) -> bool:
@@ -93,11 +185,26 @@ def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
             name: text[name] for name in SIDES if name in text
         }
         return
-    others = read_otherwise(model, text, read)
+    others, stated = read_otherwise(model, text, read), dict(leaves(text))
     for name, found in READ.items():
-        expected = others.get(name, text.get(name))
+        expected = others[name] if name in others else stated.get(name)
         if expected is not None:
-            assert found(read) == expected, name
+            assert found(read) == approx(expected), name
+
+
+def leaves(text: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a text's part, null left out, with its path."""
+    for name, value in text.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{above}{name}.")
+        elif value is not None:
+            yield above + name, value
+
+
+def approx(value: object) -> object:
+    """Equal but for rounding, where it is a fraction."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return pytest.approx(value, rel=1e-9) if is_number else value
 
 
 def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dict[str, Any]:
@@ -117,7 +224,7 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
             ("num_local_experts", "num_experts", "num_experts_per_tok", "routed_scaling_factor")
         )
     if text.get("use_mla") is False:  # sizes of a latent that it does not have
-        others |= dict.fromkeys(("qk_nope_head_dim", "v_head_dim"))
+        others |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     if not read.feed_forward:
         others |= dict.fromkeys(("intermediate_size",))
     if "MiMo V2" in model:  # it counts the tokens before
@@ -134,6 +241,10 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     ):  # whose other field is for how long it was trained at first
         others["max_position_embeddings"] = text["model_max_length"]
     scaling = text.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "yarn" and text.get("model_type") == "arcee":  # the stretch is longer
+        others["max_position_embeddings"] = int(
+            scaling["factor"] * scaling["original_max_position_embeddings"]
+        )
     if (
         scaling.get("rope_type") == "linear" and text.get("model_type") == "llama"
     ):  # a stretch of all positions
@@ -141,8 +252,24 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     if "alpha" in scaling:  # of Hunyuan: a stretch of the base
         rotated = text["head_dim"]
         others["rope_theta"] = text["rope_theta"] * scaling["alpha"] ** (rotated / (rotated - 2))
-    if text.get("model_type") == "nemotron_h":  # it rotates nothing, though the file may name a base
+    if not rotates(text):  # though the file may name a base
         others |= dict.fromkeys(("rope_theta",))
+    if text.get("multi_query") is True and not text.get("new_decoder_architecture", True):
+        others["num_kv_heads"] = 1
+    if text.get("model_type") == "gemma" and text.get("hidden_activation") is None:  # GELU is another there
+        others["hidden_act"] = "gelu_pytorch_tanh"
+    if text.get("model_type") == "starcoder2":  # which reads hidden_act
+        others |= dict.fromkeys(("activation_function",))
+    if text.get("hidden_act") == "swigluoai":  # what gates are made of is in the experts' clamp
+        others["hidden_act"] = "silu"
+    if text.get("model_type") == "hyperclovax":  # it multiplies
+        others["logits_scaling"] = 1 / text["logits_scaling"]
+    if text.get("model_type") == "bailing_hybrid":  # normalised are the keys of its recurrent layers
+        others |= dict.fromkeys(("use_qk_norm",))
+    if "moe_shared_expert_intermediate_size" in text or "Inkling" in model:
+        others |= dict.fromkeys(("n_shared_experts", "num_shared_experts"))
+    if "rms_norm_eps" in text and text.get("model_type") == "cohere2_moe":  # it goes first
+        others |= dict.fromkeys(("layer_norm_eps",))
     if "RecurrentGemma" in model:  # which counts gates and values
         others["intermediate_size"] = text["intermediate_size"] // 2
     if text.get("model_type") == "rwkv":  # its blocks keep two states, and are two layers here
@@ -150,6 +277,92 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     if "Inkling" in model:  # rows without a token are left out, and experts for every token counted
         others |= {"vocab_size": 200058, "num_experts_per_tok": 8, "n_routed_experts": 258}
     return others
+
+
+# Of families whose files may leave it to the class: how much of a head is rotated.
+SHARES = {"bamba": 0.5, "glm": 0.5, "persimmon": 0.5}
+
+
+def rotates(text: dict[str, Any]) -> bool:
+    """Whether a model that its file may name a base of rotations of has some."""
+    if text.get("model_type") in ("nemotron_h", "olmo_hybrid"):
+        return False
+    return text.get("position_embedding_type") != "nope"
+
+
+def rotations(text: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a file says of each of its rotations, in the words of `RopeConfig`."""
+    given = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    beside = {name: text[name] for name in ("rope_theta", "partial_rotary_factor") if name in text}
+    kinds = [one for one in given.values() if isinstance(one, dict)] or [given]
+    if isinstance(
+        text.get("rope_theta"), list
+    ):  # one for each layer, and a stretch of those without a window
+        kinds = [{"rope_theta": min(text["rope_theta"])}, given | {"rope_theta": max(text["rope_theta"])}]
+    if text.get("model_type") == "deepseek_v4":  # the stretch is of layers that compress keys
+        kinds = [given | {"rope_theta": text["compress_rope_theta"]}]
+    if (
+        text.get("model_type") == "lfm3"
+    ):  # angles of a part of a head are those of the whole, which is another base
+        kinds = [
+            one | {"rope_theta": one["rope_theta"] ** one.get("partial_rotary_factor", 1.0)}
+            for one in given.values()
+        ]
+    found = []
+    for one in kinds:
+        said = {**beside, **one}
+        if "alpha" in said:  # of Hunyuan: a stretch of the base, and no other
+            size = text["head_dim"]
+            said = {"rope_theta": said["rope_theta"] * said["alpha"] ** (size / (size - 2))}
+        kind = said.pop("rope_type", None) or said.pop("type", None) or "default"
+        said["variant"] = {"su": "longrope", "mrope": "default"}.get(kind, kind)
+        if said.get("rope_theta") is not None:
+            said["theta"] = said["rope_theta"]
+        found.append(said)
+    return found
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("model", QUOTED)
+def test_a_recipe_rotates_as_a_published_file_says(model: str) -> None:
+    """With each of its numbers: kind, base, factors and lengths of the stretch, and how much of a head."""
+    text, read = QUOTED[model].text, read_config(QUOTED[model].whole())
+    if isinstance(read, EncoderDecoderConfig) or not rotates(text):
+        assert isinstance(read, EncoderDecoderConfig) or not read.ropes
+        return
+    names = {field.name for field in fields(RopeConfig)} - {"head_dim"}
+    for said in rotations(text):
+        expected = {
+            name: tuple(value) if isinstance(value, list) else approx(value)
+            for name, value in said.items()
+            if name in names and value is not None
+        }
+        if set(expected) == {"variant"}:  # the file says nothing of it
+            continue
+        found = [rope for rope in read.ropes if {name: getattr(rope, name) for name in expected} == expected]
+        assert found, f"{expected} is none of {read.ropes}"
+        for at, layer in enumerate(read.layers):
+            if layer.rope in found:
+                assert rotated(layer.rope) in shares(said, text, read, at)
+
+
+def rotated(rope: RopeConfig) -> int:
+    """Numbers of a head that turn."""
+    return rope.rotated if rope.variant == "proportional" else rope.head_dim
+
+
+def shares(said: dict[str, Any], text: dict[str, Any], read: DecoderConfig, at: int) -> list[int]:
+    """How many numbers of a head a file says that a layer rotates."""
+    latent = read.latent_of(at)
+    if latent is not None:
+        return [latent.rope_dim]
+    for name in ("rotary_dim", "attn_rotary_emb", "qk_rope_head_dim"):
+        if text.get(name):
+            return [text[name]]
+    share = said.get(
+        "partial_rotary_factor", text.get("rotary_pct", SHARES.get(text.get("model_type", ""), 1.0))
+    )
+    return [int(read.head_dim_of(at) * one + 1e-6) for one in text.get("partial_rotary_factors", [share])]
 
 
 def test_the_page_names_what_is_quoted() -> None:
@@ -252,7 +465,7 @@ def test_what_is_quoted_of_layers_is_read() -> None:
     ] * 11 and ocr.head_dim == 128
     bamba = read_of("Bamba 9B")
     assert [at for at, layer in enumerate(bamba.layers) if layer.attends] == [9, 18, 27]
-    assert bamba.ropes[0].head_dim == 64 and bamba.max_positions == 262144
+    assert bamba.ropes[0].head_dim == 64 and bamba.max_positions == 4096
     v32 = read_of("DeepSeek V3.2")
     assert v32.latent is not None and v32.latent.index is not None
     assert (v32.latent.index.heads, v32.latent.index.head_dim, v32.latent.index.most) == (64, 128, 2048)

@@ -25,7 +25,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     # Half of each head is rotated, whatever the file says.
     rope = fields.part("rope_parameters").config
     half = {"partial_rotary_factor": 0.5}
-    positions = {"max_position_embeddings": 262_144}  # of transformers' class: published files have none
+    positions = {"max_position_embeddings": 262_144}  # of transformers' class, where the file has none
     read = llama.read_config(
         {**positions, **config, **half, "rope_parameters": {**rope, **half} if rope else None}
     )

@@ -22,6 +22,10 @@ KEYS = replace(
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
+    # The published file says of each layer whether it has experts; transformers saves kinds in place of that.
+    sparse = config.get("is_moe_layer")
+    if config.get("mlp_layer_types") is None and isinstance(sparse, list):
+        config = config | {"mlp_layer_types": ["sparse" if here else "dense" for here in sparse]}
     read = llama.read_config({"rms_norm_eps": 1e-5, **config})
     read = exaone4.with_windows(config, replace(read, qk_norm=read.norm))
     shared = config.get("num_shared_experts", 1)

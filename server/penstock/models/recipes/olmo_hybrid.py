@@ -52,9 +52,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         recurrent=[mixer if kind == "linear_attention" else None for kind in kinds],
     )
     rope = fields.part("rope_parameters").config
-    # A base of null says that nothing is rotated; none at all, that the usual one is meant.
-    given = rope or config
-    rotates = given.get("rope_theta", None if rope else "the usual") is not None
+    # No base, or a table of null, says that nothing is rotated; where the file has neither, the usual one is meant.
+    # transformers 5.23 fills a base in, though its own words are that the released models have null and rotate nothing.
+    unsaid = None if "rope_parameters" in config else "the usual"
+    rotates = (rope or config).get("rope_theta", unsaid) is not None
     return read if rotates else read.with_layers(rope=[None for _ in layers])
 
 
