@@ -245,8 +245,8 @@ enum Outcome {
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
 fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Environment) -> Command {
     let (args, worker) = (wanted.args, wanted.worker);
-    let mut command = Command::new(interpreter);
-    command.args(["-P", "-m", "penstock.download", id]);
+    let mut command = Command::from(python::module(interpreter, "penstock.download"));
+    command.arg(id);
     if let Some(revision) = &args.revision {
         command.args(["--revision", revision]);
     }
@@ -385,6 +385,8 @@ mod tests {
         for pair in ["--num-shard 4", "--max-total-tokens 4096", "--memory-fraction 0.5"] {
             assert!(words.contains(pair), "{words}");
         }
+        let quiet = ("HF_HUB_DISABLE_TELEMETRY".as_ref(), Some("1".as_ref()));
+        assert!(command.as_std().get_envs().any(|variable| variable == quiet), "hf_xet reports downloads");
     }
 
     #[test]
