@@ -105,9 +105,10 @@ fn runtime() -> Result<tokio::runtime::Runtime, String> {
         .map_err(|error| format!("the system gives no threads: {error}"))
 }
 
-/// Says why the process ends. Where people read, it stands out on its own; where a machine does, it is an event.
+/// Says why the process ends. Where people read, it stands out on its own; where a machine does, it is an event, unless `--log-level`
+/// lets none through.
 fn fail(line: &str, json_output: bool) -> ExitCode {
-    match json_output {
+    match json_output && tracing::enabled!(tracing::Level::ERROR) {
         true => error!("{line}"),
         false => eprintln!("error: {line}"),
     }
