@@ -8,8 +8,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# What only the build needs is no part of the layer, which is stored two or three times while it is made.
-RUN make deploy PREFIX=/opt/penstock && make clean && rm -rf ~/.cache/uv ~/.cargo/registry
+# What only the build needs is no part of the layer, which is stored two or three times while it is made. The link is for manifests that
+# name TGI's command.
+RUN make deploy PREFIX=/opt/penstock && ln -s penstock /opt/penstock/bin/text-generation-launcher && make clean && rm -rf ~/.cache/uv ~/.cargo/registry
 
 FROM build AS build-torch
 RUN make deploy-torch PREFIX=/opt/penstock && rm -rf ~/.cache/uv
@@ -26,7 +27,7 @@ RUN apt-get update \
     && mkdir /data && chown penstock:penstock /data
 ENV PATH=/opt/penstock/bin:$PATH \
     PORT=80 \
-    HUGGINGFACE_HUB_CACHE=/data
+    HF_HOME=/data
 VOLUME /data
 EXPOSE 80
 USER 1000

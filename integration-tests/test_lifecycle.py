@@ -292,6 +292,23 @@ def test_a_hub_model_that_is_not_here_is_named(launch_null: Launch, tmp_path: Pa
     )
 
 
+def test_a_server_that_downloads_its_model_is_alive_and_can_be_stopped(
+    launch_null: Launch, tmp_path: Path
+) -> None:
+    with socket.socket() as hub:  # takes connections, and never answers
+        hub.bind(("127.0.0.1", 0))
+        hub.listen()
+        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        env = {"HF_HUB_OFFLINE": "", "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+        launched = launch_null("--model-id", "owner/model", env=env)
+        wait_for(lambda: "looking up owner/model" in launched.log(), "the download")
+        assert wire.get(launched.address, "/livez").status == 200
+        health = wire.get(launched.address, "/health")
+        assert health.status == 503 and "downloading owner/model" in health.json()["error"]
+        launched.process.send_signal(signal.SIGTERM)
+        assert launched.wait_ended(10) == 0
+
+
 def test_a_chat_template_that_does_not_compile_is_a_warning_and_a_422(
     launch_null: Launch, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use penstock_router::config::parse_fraction;
@@ -66,8 +66,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
         let counting = shards::count(&doctor.worker, &environment.devices, report::gpus());
         let counted = runtime().and_then(|runtime| runtime.block_on(counting));
         let (num_shard, _) = counted.map_err(Refusal::Flag)?;
-        let mut command = Command::new(&interpreter);
-        command.args(["-P", "-m", "penstock.doctor"]).args(doctor.arguments(num_shard));
+        let mut command = python::module(&interpreter, "penstock.doctor");
+        command.args(doctor.arguments(num_shard));
         for secret in environment.secrets_beside_the_hubs() {
             command.env_remove(secret);
         }

@@ -49,10 +49,13 @@ impl VisibleDevices {
     fn read(value: impl Fn(&str) -> Option<String>) -> Self {
         const CUDA: &str = "CUDA_VISIBLE_DEVICES";
         const NVIDIA: &str = "NVIDIA_VISIBLE_DEVICES";
-        // For CUDA an empty list shows nothing, and an entry that is no device ends the list.
+        // For CUDA an empty list shows nothing, an entry that is no device ends the list, and of slices of GPUs (MIG) a process is
+        // shown the first.
         let seen = |list: &str| {
             let devices = list.split(',').map(str::trim);
-            devices.take_while(|device| !device.is_empty() && !device.starts_with('-')).count() as u32
+            let seen =
+                devices.take_while(|device| !device.is_empty() && !device.starts_with('-')).count() as u32;
+            if list.contains("MIG-") { seen.min(1) } else { seen }
         };
         if let Some(list) = value(CUDA) {
             return Self::Named { variable: CUDA, devices: seen(&list) };
@@ -150,6 +153,7 @@ mod tests {
             (Some("0,1,2"), Some("all"), named(cuda, 3)),
             (Some(""), Some("all"), named(cuda, 0)),
             (Some("0,-1,2"), None, named(cuda, 1)),
+            (Some("MIG-a,MIG-b"), None, named(cuda, 1)),
             (None, Some("GPU-a,GPU-b"), named(nvidia, 2)),
             (None, Some("all"), VisibleDevices::All { variable: nvidia }),
             (None, Some("none"), named(nvidia, 0)),

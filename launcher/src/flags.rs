@@ -302,6 +302,10 @@ pub fn lenient_environment(command: clap::Command) -> Result<clap::Command, Refu
         {
             return arg.env(OsStr::from(*second));
         }
+        // The older of huggingface_hub's two names: where both are set, it takes the newer one, which is Python's to read.
+        if variable == "HUGGINGFACE_HUB_CACHE" && set("HF_HUB_CACHE") {
+            return arg.env(Resettable::Reset);
+        }
         // Compose files and charts write `REVISION=` for "not given".
         let empty = std::env::var_os(&variable).is_some_and(|value| value.is_empty());
         // Docker and many shells set HOSTNAME to the machine's name, which says nothing about where to listen.

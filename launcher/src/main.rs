@@ -28,12 +28,12 @@ mod workers;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use penstock_core::health::Health;
 use penstock_core::worker::{RemoteWorkers, WorkerSource};
-use penstock_router::config::Config;
+use penstock_router::config::{Config, ModelFiles};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinError;
@@ -105,9 +105,10 @@ fn runtime() -> Result<tokio::runtime::Runtime, String> {
         .map_err(|error| format!("the system gives no threads: {error}"))
 }
 
-/// Says why the process ends. Where people read, it stands out on its own; where a machine does, it is an event.
+/// Says why the process ends. Where people read, it stands out on its own; where a machine does, it is an event, unless `--log-level`
+/// lets none through.
 fn fail(line: &str, json_output: bool) -> ExitCode {
-    match json_output {
+    match json_output && tracing::enabled!(tracing::Level::ERROR) {
         true => error!("{line}"),
         false => eprintln!("error: {line}"),
     }
@@ -191,79 +192,73 @@ async fn serve(
         memory_fraction: Some(cli.router.memory_fraction),
         weights,
     };
-    let model = tokio::select! {
-        model = model::obtain(named, &wanted, &interpreter, &spawner, &environment, show_progress) => model?,
-        () = drain.cancelled() => return Ok(()),
-    };
-    let wanted_draft = draft.as_ref().map(|args| Wanted { args, ..wanted });
-    let draft_model = match wanted_draft.as_ref().zip(named_draft) {
-        Some((wanted, named)) => tokio::select! {
-            model = model::obtain(named, wanted, &interpreter, &spawner, &environment, show_progress) =>
-                Some(model.map_err(of_draft_model)?),
-            () = drain.cancelled() => return Ok(()),
-        },
-        None => None,
-    };
-    contradictions::check_model(&model.folder, &cli, num_shard)?;
-    let cache = cli.model.huggingface_hub_cache.as_deref();
-    let tokenizer = tokio::select! {
-        tokenizer = tokenizer::obtain(&model.folder, cache, &interpreter, &spawner, &environment.secrets) => tokenizer?,
-        () = drain.cancelled() => return Ok(()),
-    };
-    let load_timeout = Duration::from_secs(cli.worker.load_timeout);
-    let local = if endpoints.is_empty() {
-        info!("loading {} from {}", model.id, model.folder.display());
-        // Workers on one machine share its cores, or what a control group (`docker run --cpus`) leaves of them.
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-        let traces = cli.router.otlp_endpoint.as_deref();
-        let traces = traces.map(|collector| (collector, cli.router.otlp_service_name.as_str()));
-        let share = (cores / world_size).max(1);
-        let command = WorkerCommand {
-            python: interpreter,
-            arguments: worker_arguments(
-                &model.folder,
-                draft_model.as_ref().map(|model| model.folder.as_path()),
-                &cli.model,
-                &cli.worker,
-                share,
-                traces,
-            ),
-            world_size,
-            stages,
-            rendezvous: Rendezvous::of(&cli.worker),
-            names_interface: environment.names_interface,
-            secrets: environment.secrets.clone(),
-            load_timeout,
-            weight_bytes: model::weight_bytes(&model.folder)
-                + draft_model.as_ref().map_or(0, |model| model::weight_bytes(&model.folder)),
-        };
-        let sockets = SocketFolder::make(&environment.runtime_dir)?;
-        Some(Arc::new(Workers::start(command, spawner, sockets).await?))
-    } else {
-        let places = endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        info!("{} is computed by workers that are started by others, at {places}", model.id);
-        None
-    };
-    let source: Arc<dyn WorkerSource> = match &local {
-        Some(workers) => workers.clone(),
-        None => {
-            Arc::new(RemoteWorkers::new(endpoints, load_timeout, contradictions::model_type(&model.folder)))
-        }
-    };
-
     let config = Config {
         args: cli.router.clone(),
-        model_id: model.id,
+        model_id: named.id(&cli.model),
         revision: cli.model.revision.clone(),
-        model_sha: model.commit,
-        model_dir: model.folder,
-        tokenizer_file: tokenizer,
-        speculate_model: draft_model.map(|model| model.id),
+        speculate_model: named_draft.as_ref().zip(draft.as_ref()).map(|(named, draft)| named.id(draft)),
         num_shard,
         pipeline_parallel: stages,
     };
-    let (health, mut seen) = watch::channel(Health::Starting("starting".into()));
-    let mut running = std::pin::pin!(penstock_router::run(port, config, source, health, drain));
+    let downloads = [Some(&named), named_draft.as_ref()].into_iter().flatten().find_map(Named::on_hub);
+    let under_way = downloads.map_or("starting".into(), |id| format!("downloading {id}"));
+    let (health, mut seen) = watch::channel(Health::Starting(under_way));
+    let local = OnceLock::new();
+    // The router answers from here on, so that nobody takes a long download for a dead process.
+    let model = async {
+        let model =
+            model::obtain(named, &wanted, &interpreter, &spawner, &environment, show_progress).await?;
+        let draft_model = match draft.as_ref().zip(named_draft) {
+            Some((args, named)) => {
+                let wanted = Wanted { args, ..wanted };
+                let model =
+                    model::obtain(named, &wanted, &interpreter, &spawner, &environment, show_progress);
+                Some(model.await.map_err(of_draft_model)?)
+            }
+            None => None,
+        };
+        contradictions::check_model(&model.folder, &cli, num_shard)?;
+        let cache = cli.model.huggingface_hub_cache.as_deref();
+        let tokenizer =
+            tokenizer::obtain(&model.folder, cache, &interpreter, &spawner, &environment.secrets).await?;
+        let load_timeout = Duration::from_secs(cli.worker.load_timeout);
+        let source: Arc<dyn WorkerSource> = if endpoints.is_empty() {
+            info!("loading {} from {}", model.id, model.folder.display());
+            // Workers on one machine share its cores, or what a control group (`docker run --cpus`) leaves of them.
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+            let traces = cli.router.otlp_endpoint.as_deref();
+            let traces = traces.map(|collector| (collector, cli.router.otlp_service_name.as_str()));
+            let share = (cores / world_size).max(1);
+            let command = WorkerCommand {
+                python: interpreter.clone(),
+                arguments: worker_arguments(
+                    &model.folder,
+                    draft_model.as_ref().map(|model| model.folder.as_path()),
+                    &cli.model,
+                    &cli.worker,
+                    share,
+                    traces,
+                ),
+                world_size,
+                stages,
+                rendezvous: Rendezvous::of(&cli.worker),
+                names_interface: environment.names_interface,
+                secrets: environment.secrets.clone(),
+                load_timeout,
+                weight_bytes: model::weight_bytes(&model.folder)
+                    + draft_model.as_ref().map_or(0, |model| model::weight_bytes(&model.folder)),
+            };
+            let sockets = SocketFolder::make(&environment.runtime_dir)?;
+            let workers = Arc::new(Workers::start(command, spawner.clone(), sockets).await?);
+            local.get_or_init(|| workers).clone()
+        } else {
+            let places = endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            info!("{} is computed by workers that are started by others, at {places}", model.id);
+            Arc::new(RemoteWorkers::new(endpoints, load_timeout, contradictions::model_type(&model.folder)))
+        };
+        Ok((ModelFiles { dir: model.folder, sha: model.commit, tokenizer }, source))
+    };
+    let mut running = std::pin::pin!(penstock_router::run(port, config, model, health, drain));
     // What `wait_for` returns is a lock on the value, which must not outlive this line.
     let ready = async { drop(seen.wait_for(|health| *health == Health::Ready).await) };
     let outcome = tokio::select! {
@@ -273,7 +268,7 @@ async fn serve(
             running.await
         }
     };
-    if let Some(workers) = local {
+    if let Some(workers) = local.get() {
         workers.end().await;
     }
     outcome.map_err(|error| error.to_string())

@@ -62,6 +62,22 @@ pub struct Model {
 }
 
 impl Named {
+    /// As answers call it.
+    pub fn id(&self, args: &ModelArgs) -> String {
+        match self {
+            Named::Shipped => SHIPPED.into(),
+            Named::Folder(_) => args.model_id.clone().unwrap_or_default(),
+            Named::Hub(id) => id.clone(),
+        }
+    }
+
+    pub fn on_hub(&self) -> Option<&str> {
+        match self {
+            Named::Hub(id) => Some(id),
+            Named::Shipped | Named::Folder(_) => None,
+        }
+    }
+
     pub fn read(args: &ModelArgs, weights: Weights) -> Result<Self, String> {
         let Some(id) = args.model_id.as_deref() else { return Ok(Named::Shipped) };
         if let Some(folder) = &args.weights_cache_override {
@@ -194,20 +210,19 @@ pub async fn obtain(
     environment: &Environment,
     show_progress: bool,
 ) -> Result<Model, String> {
-    let args = wanted.args;
+    let id = named.id(wanted.args);
     match named {
         Named::Shipped => {
             let folder = python::package(interpreter, environment)?.join("tiny").join("model");
             check(&folder, false, Weights::Here)
                 .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
-            Ok(Model { id: SHIPPED.into(), folder, commit: None })
+            Ok(Model { id, folder, commit: None })
         }
         Named::Folder(folder) => {
-            let id = args.model_id.clone().unwrap_or_default();
             let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
             Ok(Model { id, folder, commit: None })
         }
-        Named::Hub(id) => {
+        Named::Hub(_) => {
             let mut command = hub_command(&id, wanted, interpreter, environment);
             if show_progress {
                 command.arg("--progress-bar").stderr(Stdio::inherit());
@@ -230,8 +245,8 @@ enum Outcome {
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
 fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Environment) -> Command {
     let (args, worker) = (wanted.args, wanted.worker);
-    let mut command = Command::new(interpreter);
-    command.args(["-P", "-m", "penstock.download", id]);
+    let mut command = Command::from(python::module(interpreter, "penstock.download"));
+    command.arg(id);
     if let Some(revision) = &args.revision {
         command.args(["--revision", revision]);
     }
@@ -370,6 +385,8 @@ mod tests {
         for pair in ["--num-shard 4", "--max-total-tokens 4096", "--memory-fraction 0.5"] {
             assert!(words.contains(pair), "{words}");
         }
+        let quiet = ("HF_HUB_DISABLE_TELEMETRY".as_ref(), Some("1".as_ref()));
+        assert!(command.as_std().get_envs().any(|variable| variable == quiet), "hf_xet reports downloads");
     }
 
     #[test]

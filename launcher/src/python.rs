@@ -28,6 +28,14 @@ pub fn find(named: Option<&Path>, environment: &Environment) -> Result<PathBuf, 
         })
 }
 
+/// `python -m module`. -P keeps the current folder, whatever lies in it, off the import path. No library sends telemetry: hf_xet
+/// would report each download, and huggingface_hub what it runs on.
+pub fn module(python: &Path, module: &str) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-P", "-m", module]).env("HF_HUB_DISABLE_TELEMETRY", "1");
+    command
+}
+
 /// The folder that `name`, the first word of the command line, stands for.
 fn called_in(name: &Path, path: &[PathBuf]) -> Option<PathBuf> {
     if name.components().count() > 1 {

@@ -39,8 +39,11 @@ impl SocketFolder {
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent)?;
         let found = folder.path().symlink_metadata()?;
-        let file = File::create(folder.path().join(LOCK))?;
+        // It has its name once it is locked: a lock that nobody holds tells another launcher that the folder was left.
+        let unlocked = folder.path().join("lock.new");
+        let file = File::create(&unlocked)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)?;
+        std::fs::rename(unlocked, folder.path().join(LOCK))?;
         let identity = (found.dev(), found.ino());
         Ok(Self { parent: parent.to_owned(), folder, identity, _lock: lock })
     }
@@ -104,6 +107,19 @@ mod tests {
         let path = first.path().to_owned();
         drop(first);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_being_made_is_not_taken_for_a_forgotten_one() {
+        let parent = tempfile::tempdir().unwrap();
+        std::thread::scope(|threads| {
+            let sweeping: Vec<_> =
+                (0..4).map(|_| threads.spawn(|| (0..400).for_each(|_| sweep(parent.path())))).collect();
+            while !sweeping.iter().all(|thread| thread.is_finished()) {
+                let folder = SocketFolder::make_in(parent.path()).unwrap();
+                assert!(folder.path().join(LOCK).exists());
+            }
+        });
     }
 
     #[test]

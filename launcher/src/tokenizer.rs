@@ -11,6 +11,7 @@ use tracing::info;
 
 use crate::child_spawner::ChildSpawner;
 use crate::json_subprocess::{self, Ended};
+use crate::python;
 
 /// Sets of files of which each alone is enough, as in `penstock.hub.tokenizer`.
 pub const OLDER: [&[&str]; 6] = [
@@ -42,8 +43,8 @@ pub async fn obtain(
         return Ok(None);
     }
     info!("{} has no tokenizer.json: making one of its older files", folder.display());
-    let mut command = Command::new(interpreter);
-    command.args(["-P", "-m", "penstock.hub.tokenizer"]).arg(folder).stderr(Stdio::piped());
+    let mut command = Command::from(python::module(interpreter, "penstock.hub.tokenizer"));
+    command.arg(folder).stderr(Stdio::piped());
     for secret in secrets {
         command.env_remove(secret);
     }

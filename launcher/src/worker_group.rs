@@ -14,13 +14,13 @@ use crate::child::{Exit, Watched};
 const SOCKET_POLL: Duration = Duration::from_millis(3);
 /// A sign of life while a large model loads.
 const STILL_LOADING: Duration = Duration::from_secs(15);
-/// Workers that load again may take this many times longer than the slowest start so far, which read as many bytes,
-/// and `load_timeout` more.
-const SLOWER: u32 = 10;
-/// The first load may take as long as if this many bytes came each second, of the weights and of the libraries that a worker
+/// A load may take as long as if this many bytes came each second, of the weights and of the libraries that a worker
 /// imports, and `load_timeout` more: a tenth of what a slow disk or a network gives.
 const SLOWEST_READ: u64 = 4 << 20;
 const LIBRARIES: u64 = 2 << 30;
+/// Workers that load again may take this many times longer than the slowest start so far, if that is more. Less they may not be
+/// given: earlier ones may have mapped packed weights, and have read nothing, and those may be gone.
+const SLOWER: u32 = 10;
 /// A worker whose stream has just broken may not have been reaped yet; nor the one that it has lost.
 const REAPED: Duration = Duration::from_millis(30);
 const OTHER_REAPED: Duration = Duration::from_millis(500);
@@ -72,12 +72,10 @@ pub struct StartTimeouts {
 
 impl StartTimeouts {
     pub fn of(load_timeout: Duration, weight_bytes: u64, slowest_start: Option<Duration>) -> Self {
-        let (most, measure) = match slowest_start {
-            Some(took) => (took.saturating_mul(SLOWER), "ten times longer than before"),
-            None => (
-                Duration::from_secs(weight_bytes.saturating_add(LIBRARIES) / SLOWEST_READ),
-                "longer than reading it takes at 4 MiB a second (--load-timeout adds to it)",
-            ),
+        let reading = Duration::from_secs(weight_bytes.saturating_add(LIBRARIES) / SLOWEST_READ);
+        let (most, measure) = match slowest_start.map(|took| took.saturating_mul(SLOWER)) {
+            Some(before) if before > reading => (before, "ten times longer than before"),
+            _ => (reading, "longer than reading it takes at 4 MiB a second (--load-timeout adds to it)"),
         };
         Self { silence: load_timeout, whole: most.saturating_add(load_timeout), measure }
     }
@@ -194,8 +192,18 @@ mod tests {
         assert_eq!(first.exceeded(long, short), None);
         assert!(first.exceeded(long, Duration::from_secs(6)).is_some());
         assert!(first.exceeded(Duration::from_secs(1006), short).is_some_and(|why| why.contains("4 MiB")));
-        let later = StartTimeouts::of(Duration::from_secs(5), bytes, Some(Duration::from_secs(10)));
-        assert_eq!(later.exceeded(Duration::from_secs(104), short), None);
-        assert!(later.exceeded(Duration::from_secs(106), short).is_some());
+        let later = StartTimeouts::of(Duration::from_secs(5), bytes, Some(Duration::from_secs(200)));
+        assert_eq!(later.exceeded(Duration::from_secs(2004), short), None);
+        assert!(
+            later.exceeded(Duration::from_secs(2006), short).is_some_and(|why| why.contains("ten times"))
+        );
+    }
+
+    #[test]
+    fn workers_that_had_mapped_packed_weights_may_read_and_pack_them() {
+        let mapped = Some(Duration::from_secs(1));
+        let again = StartTimeouts::of(Duration::from_secs(300), 140_000_000_000, mapped);
+        let [packing, short] = [7200, 1].map(Duration::from_secs);
+        assert_eq!(again.exceeded(packing, short), None);
     }
 }

@@ -192,8 +192,8 @@ async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String
     let load_timeout = Duration::from_secs(host.worker.load_timeout);
     let mut restarts = RestartPolicy::default();
     loop {
-        let mut command = Command::new(&interpreter);
-        command.args(["-P", "-m", "penstock.worker"]).args(&arguments);
+        let mut command = Command::from(python::module(&interpreter, "penstock.worker"));
+        command.args(&arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for secret in &environment.secrets {
             command.env_remove(secret);

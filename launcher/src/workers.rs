@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 
 use crate::child::Watched;
 use crate::child_spawner::ChildSpawner;
+use crate::python;
 use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
@@ -114,9 +115,8 @@ impl Workers {
         let mut ranks = Vec::new();
         for number in 0..self.command.world_size {
             let socket = sockets.join(format!("{}-{number}.sock", state.groups));
-            let mut command = Command::new(&self.command.python);
-            // -P keeps the current folder, whatever lies in it, off the import path.
-            command.args(["-P", "-m", "penstock.worker"]).args(&self.command.arguments);
+            let mut command = Command::from(python::module(&self.command.python, "penstock.worker"));
+            command.args(&self.command.arguments);
             let mut address = OsString::from("unix:");
             address.push(&socket);
             command.arg("--listen").arg(address);

@@ -58,6 +58,41 @@ fn everything_else_is_exit_code_1_and_one_line() {
 }
 
 #[test]
+fn a_failed_start_is_said_in_json_too_and_where_the_log_is_off() {
+    let arguments = ["--json-output", "--model-id", "/no/such/folder"];
+    let output = penstock(&arguments, &[]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("/no/such/folder") && said(&output).is_empty());
+    let output = penstock(&arguments, &[("LOG_LEVEL", "off")]);
+    assert!(said(&output).contains("/no/such/folder") && output.stdout.is_empty());
+}
+
+#[test]
+fn of_two_names_of_the_hubs_cache_the_newer_one_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    // Stands in for the interpreter and says what it was asked.
+    let python = folder.path().join("python");
+    std::fs::write(&python, "#!/bin/sh\necho \"$@\"\n").unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let arguments = ["doctor", "--model-id", "a/b", "--python", python.to_str().unwrap()];
+    let asked =
+        |environment: &[(&str, &str)]| String::from_utf8(penstock(&arguments, environment).stdout).unwrap();
+    let older = ("HUGGINGFACE_HUB_CACHE", "/older");
+    assert!(asked(&[older]).contains("--cache-dir /older"));
+    assert!(asked(&[older, ("HF_HUB_CACHE", "")]).contains("--cache-dir /older"));
+    // Python reads that one itself.
+    assert!(!asked(&[older, ("HF_HUB_CACHE", "/newer")]).contains("--cache-dir"));
+}
+
+#[test]
+fn the_command_answers_to_tgis_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("text-generation-launcher");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_penstock"), &link).unwrap();
+    let output = Command::new(link).arg("--version").output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"penstock "));
+}
+
+#[test]
 fn a_taken_port_is_said_before_anything_starts() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

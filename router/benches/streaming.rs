@@ -32,7 +32,7 @@ use penstock_core::health::Health;
 use penstock_core::worker::mock::{MockConfig, MockSource, Verify};
 use penstock_core::worker::{Endpoint, GiveUp, Loss, WorkerSource};
 use penstock_proto::CostModel;
-use penstock_router::config::{Config, RouterArgs};
+use penstock_router::config::{Config, ModelFiles, RouterArgs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -191,19 +191,18 @@ fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
         args,
         model_id: "mock".into(),
         revision: None,
-        model_sha: None,
-        model_dir: model_dir.into(),
-        tokenizer_file: None,
         num_shard: 1,
         speculate_model: None,
         pipeline_parallel: 1,
     };
-    let source = Arc::new(Running(socket.into()));
+    let files = ModelFiles { dir: model_dir.into(), sha: None, tokenizer: None };
+    let source: Arc<dyn WorkerSource> = Arc::new(Running(socket.into()));
     runtime().block_on(async {
         let bound = penstock_router::bind(&config.args).expect("the port is free");
         let health = tokio::sync::watch::Sender::new(Health::Starting("starting".into()));
         let mut seen = health.subscribe();
-        let running = penstock_router::run(bound, config, source, health, CancellationToken::new());
+        let model = std::future::ready(Ok((files, source)));
+        let running = penstock_router::run(bound, config, model, health, CancellationToken::new());
         tokio::spawn(async move {
             let _ = seen.wait_for(|health| matches!(health, Health::Ready)).await;
             ready(port);

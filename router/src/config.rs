@@ -204,25 +204,30 @@ pub struct RouterArgs {
     pub memory_fraction: f32,
 }
 
-/// What the router is to serve, once the launcher has made the model available on this machine.
+/// What the router is to serve.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub args: RouterArgs,
     /// As the user named it; `model` in every answer.
     pub model_id: String,
     pub revision: Option<String>,
-    /// Commit of the hub snapshot, when known.
-    pub model_sha: Option<String>,
     /// What makes drafts for it, as the user named it.
     pub speculate_model: Option<String>,
-    /// Holds config.json, tokenizer.json and the rest.
-    pub model_dir: PathBuf,
-    /// A tokenizer.json that was made for a model without one.
-    pub tokenizer_file: Option<PathBuf>,
     /// Of each stage.
     pub num_shard: u32,
     /// Stages.
     pub pipeline_parallel: u32,
+}
+
+/// A model whose files are on this machine.
+#[derive(Clone, Debug)]
+pub struct ModelFiles {
+    /// Holds config.json, tokenizer.json and the rest.
+    pub dir: PathBuf,
+    /// Commit of the hub snapshot, when known.
+    pub sha: Option<String>,
+    /// A tokenizer.json that was made for a model without one.
+    pub tokenizer: Option<PathBuf>,
 }
 
 impl Config {

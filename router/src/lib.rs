@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use crate::config::{Config, RouterArgs};
+use crate::config::{Config, ModelFiles, RouterArgs};
 use crate::http::chats::formats::ChatFormats;
 use crate::http::state::{Loaded, Server};
 use crate::limits::{FlagError, Limits};
@@ -62,6 +62,9 @@ const BACKLOG: u32 = 1024;
 pub enum RunError {
     #[error(transparent)]
     Flag(#[from] FlagError),
+    /// The model cannot be had.
+    #[error("{0}")]
+    Model(String),
     #[error(transparent)]
     Prompt(#[from] LoadError),
     /// Loading it panicked.
@@ -118,24 +121,24 @@ fn refused(address: SocketAddr, error: &std::io::Error) -> FlagError {
 }
 
 /// Serves on `socket`, which `bind` gave, until `drain`, then lets running requests finish within `--shutdown-timeout`.
-/// Answers from the first moment on: 503 with the reason until `health` is `Ready`. Dropped, it ends at
-/// once.
+/// Answers from the first moment on: 503 with the reason until `health` is `Ready`. `model` may take hours, where it is a
+/// download; then there are workers that load it. Dropped, it ends at once.
 pub async fn run(
     socket: TcpSocket,
     config: Config,
-    source: Arc<dyn WorkerSource>,
+    model: impl Future<Output = Result<(ModelFiles, Arc<dyn WorkerSource>), String>>,
     health: HealthSender,
     drain: CancellationToken,
 ) -> Result<(), RunError> {
     let configured = SocketAddr::new(config.args.hostname, config.args.port);
     let listener = socket.listen(BACKLOG).map_err(|error| refused(configured, &error))?;
-    serve(listener, config, source, health, drain).await
+    serve(listener, config, model, health, drain).await
 }
 
 async fn serve(
     listener: TcpListener,
     config: Config,
-    source: Arc<dyn WorkerSource>,
+    model: impl Future<Output = Result<(ModelFiles, Arc<dyn WorkerSource>), String>>,
     health: HealthSender,
     drain: CancellationToken,
 ) -> Result<(), RunError> {
@@ -160,7 +163,7 @@ async fn serve(
     telemetry.spawn(metrics::follow(health.subscribe()));
 
     let scheduler = tokio::select! {
-        scheduler = load(&server, source, &health) => Some(scheduler?),
+        scheduler = load(&server, model, &health) => Some(scheduler?),
         () = drain.cancelled() => None,
     };
     if scheduler.is_some() {
@@ -210,19 +213,20 @@ async fn serve(
     }
 }
 
-/// Loads tokenizer and model side by side, and starts the scheduler. Sets health to ready.
+/// Loads tokenizer and model side by side once their files are there, and starts the scheduler. Sets health to ready.
 async fn load(
     server: &Server,
-    source: Arc<dyn WorkerSource>,
+    model: impl Future<Output = Result<(ModelFiles, Arc<dyn WorkerSource>), String>>,
     health: &HealthSender,
 ) -> Result<Handle, RunError> {
     let (config, args) = (&server.config, &server.config.args);
+    let (files, source) = model.await.map_err(RunError::Model)?;
     let began = Instant::now();
     let seconds = || began.elapsed().as_secs_f64();
     starting(health, "loading the model");
 
-    let tokenizer = config.tokenizer_file.clone();
-    let (dir, tokenizer_config) = (config.model_dir.clone(), args.tokenizer_config_path.clone());
+    let ModelFiles { dir, sha: model_sha, tokenizer } = files;
+    let tokenizer_config = args.tokenizer_config_path.clone();
     let workers = args.validation_workers;
     let prompt = async {
         let loading = move || Prompt::load(&dir, tokenizer.as_deref(), tokenizer_config.as_deref(), workers);
@@ -302,8 +306,10 @@ async fn load(
     let cache_groups = group.prepared().groups.clone();
     let scheduler = penstock_core::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
     let chats = ChatFormats::of(&prompt, &args.tool_call_parser, &args.reasoning_parser);
+    let cache_namespace = cache_namespace(config, model_sha.as_deref());
     server.load(Loaded {
         chats,
+        model_sha,
         serving: Serving {
             prompt,
             scheduler: scheduler.clone(),
@@ -316,7 +322,7 @@ async fn load(
             decoder_start: model.decoder_start_ids.iter().copied().map(TokenId).collect(),
             grammars: grammars.boxed().shared(),
             compiling: Arc::new(BlockingPool::new(args.validation_workers)),
-            cache_namespace: cache_namespace(config),
+            cache_namespace,
             watermark: watermark(args, model.vocab_size),
             shared_cache: args.shared_prefix_cache,
             digests: Default::default(),
@@ -414,9 +420,9 @@ fn watermark(args: &RouterArgs, vocab_size: u32) -> Watermark {
 }
 
 /// The same on every server of this model; `docs/block-events.md` says how it is made.
-fn cache_namespace(config: &Config) -> Namespace {
-    let text = |part: &Option<String>| part.clone().unwrap_or_default();
-    let parts = [config.model_id.clone(), text(&config.revision), text(&config.model_sha)];
+fn cache_namespace(config: &Config, model_sha: Option<&str>) -> Namespace {
+    let revision = config.revision.as_deref().unwrap_or_default();
+    let parts = [config.model_id.as_str(), revision, model_sha.unwrap_or_default()];
     Namespace::of(parts.iter().map(|part| part.as_bytes()))
 }
 

@@ -49,11 +49,12 @@ def main() -> int:
     request = client.Request(
         arguments.repo,
         arguments.revision,
-        client.cache_folder(arguments.cache_dir),
+        client.cache_folder(arguments.cache_dir, arguments.repo),
         arguments.progress_bar,
         arguments.trust_remote_code,
         not arguments.without_weights,
     )
+    client.keep_xet_in(request.cache)
     client.keep_libraries_quiet()
     bring = partial(client.download, examine=lambda folder: _problems(arguments, folder))
     try:

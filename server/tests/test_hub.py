@@ -207,15 +207,19 @@ def test_where_the_newest_commit_did_not_come_the_one_before_is_served(machine: 
             "the disk is full: o/n does not",
         ),
         ("CAS Client Error: Request middleware error", "(CAS Client Error: Request middleware error), and"),
+        ("I/O error: I/O error: Permission denied (os error 13)", "/home/xet: user"),
     ],
 )
+@pytest.mark.parametrize("kind", [RuntimeError, OSError])
 def test_what_goes_wrong_in_chunks_is_said_in_a_line(
-    said: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, told: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """hf_xet raises RuntimeError, whatever it is."""
+    """hf_xet raises RuntimeError, or OSError without a number, whatever it is."""
+    monkeypatch.setattr(client.constants, "HF_HOME", "/home")
+    monkeypatch.delenv("HF_XET_CACHE", raising=False)
 
     def fails(*_: Any, local_files_only: bool = False, **__: Any) -> str:
-        raise LocalEntryNotFoundError("no") if local_files_only else RuntimeError(said)
+        raise LocalEntryNotFoundError("no") if local_files_only else kind(said)
 
     monkeypatch.setattr(client, "snapshot_download", fails)
     request = client.Request("o/n", None, tmp_path)
@@ -379,6 +383,36 @@ def test_a_cache_that_this_user_may_not_write_is_named_with_the_user(number: int
     assert "/data/models--owner--model" in line and says in line and "--huggingface-hub-cache" in line
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_cache_that_cannot_be_written_is_served_as_it_is(
+    number: int, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A volume for reading only, where somebody has pushed to the model since."""
+    folder = machine.run("owner/model").folder
+
+    def bring(request: client.Request) -> Path:
+        raise OSError(number, os.strerror(number), str(request.storage / "snapshots" / ("b" * 40)))
+
+    request = client.Request("owner/model", None, folder.parents[2])
+    assert client.obtain(request, bring) == folder
+    warning = json.loads(capsys.readouterr().out)
+    assert warning["level"] == "WARN" and folder.name in warning["message"]
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(client.Unavailable, match=r"cannot be kept in|the disk is full") as failure:
+        client.obtain(request, bring)
+    assert "using the cached" not in str(failure.value)
+
+
+def test_a_full_disk_is_no_reason_not_to_serve_the_snapshot_before(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    new = Repo({**FILES, "config.json": b"{}"}, "b" * 40, sizes={"model.safetensors": 10**15})
+    new.files["model.safetensors"] += b"more"
+    machine.hub.repos["owner/model"] = new
+    ended = machine.run("owner/model")
+    assert ended.folder == folder
+    assert any(line.get("level") == "WARN" and "too full" in line["message"] for line in ended.lines)
+
+
 def test_what_is_there_needs_no_room(machine: Machine) -> None:
     folder = machine.run("owner/model").folder
     sizes = machine.hub.repos["owner/model"].sizes
@@ -390,10 +424,59 @@ def test_what_is_there_needs_no_room(machine: Machine) -> None:
 
 def test_the_cache_is_where_flag_or_environment_say(machine: Machine, tmp_path: Path) -> None:
     for arguments, env, place in [
-        (["--cache-dir", str(tmp_path / "a")], {}, tmp_path / "a"),
+        (["--cache-dir", str(tmp_path / "a")], {"HF_HUB_CACHE": str(tmp_path / "x")}, tmp_path / "a"),
         ([], {"HF_HOME": str(tmp_path / "b")}, tmp_path / "b" / "hub"),
+        ([], {"HF_HUB_CACHE": str(tmp_path / "c"), "HF_HOME": str(tmp_path / "b")}, tmp_path / "c"),
+        (
+            [],
+            {"HF_HUB_CACHE": str(tmp_path / "d"), "HUGGINGFACE_HUB_CACHE": str(tmp_path / "x")},
+            tmp_path / "d",
+        ),
     ]:
         assert machine.run("owner/model", *arguments, **env).folder.is_relative_to(place)
+    assert not (tmp_path / "x").exists()
+
+
+def test_models_of_older_images_and_of_tgi_are_found_in_one_volume(machine: Machine, tmp_path: Path) -> None:
+    """TGI 3 has HF_HOME=/data as the image has, TGI 2 and the first images had the cache at /data itself."""
+    volume = tmp_path / "data"
+    machine.hub.repos |= {f"owner/{name}": Repo(dict(FILES)) for name in ("tgi3", "tgi2", "new")}
+    places = {"tgi3": volume / "hub", "tgi2": volume, "new": volume / "hub"}
+    for name in ("tgi3", "tgi2"):
+        machine.run(f"owner/{name}", "--cache-dir", str(places[name]))
+    for name, place in places.items():
+        machine.hub.seen.clear()
+        folder = machine.run(f"owner/{name}", HF_HOME=str(volume)).folder
+        assert folder.parent.parent == place / f"models--owner--{name}"
+        assert (machine.hub.bodies() == []) == (name != "new")
+        assert machine.run(f"owner/{name}", HF_HOME=str(volume), HF_HUB_OFFLINE="1").folder == folder
+    machine.hub.repos["owner/tgi2"] = Repo({**FILES, "config.json": b"{}"}, "b" * 40)
+    assert (
+        machine.run("owner/tgi2", HF_HOME=str(volume)).folder.parent.parent == volume / "models--owner--tgi2"
+    )
+
+
+def test_what_is_staged_goes_where_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hf_xet's own folder is below HF_HOME, which may be another user's where a cache was named."""
+    home = tmp_path / "home"
+    monkeypatch.setattr(client.constants, "HF_HOME", str(home))
+    monkeypatch.setenv("HF_XET_CACHE", "")
+    for ours in (home, home / "hub"):
+        client.keep_xet_in(ours)
+        assert os.environ["HF_XET_CACHE"] == ""
+    client.keep_xet_in(tmp_path / "named")
+    assert os.environ["HF_XET_CACHE"] == str(tmp_path / "named" / "penstock-xet")
+    client.keep_xet_in(tmp_path / "another")
+    assert os.environ["HF_XET_CACHE"] == str(tmp_path / "named" / "penstock-xet"), "it was given"
+
+
+def test_the_variable_that_the_launcher_sets_ends_hf_xets_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python::module` of the launcher. A version that reads another one is not to be pinned unseen."""
+    hf_xet = pytest.importorskip("hf_xet")
+    for name in ("DISABLE_TELEMETRY", "DO_NOT_TRACK", "HF_HUB_OFFLINE", "HF_XET_TELEMETRY_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    assert hf_xet.XetConfig().get("telemetry.enabled") is False
 
 
 def test_progress_is_a_bar_only_when_asked_for(machine: Machine, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ is one line and a model that is packed anew.
 
 import errno
 import fcntl
+import gc
 import hashlib
 import json
 import os
 import shutil
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -299,14 +301,90 @@ def test_a_changed_model_is_packed_anew(
     only_file(folder)  # in the place of the one before
 
 
-def test_another_version_of_penstock_or_instruction_set_packs_anew(
+def test_another_version_of_penstock_or_instruction_set_has_a_file_of_its_own(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a rolling update, or on a volume of machines with other processors, none takes the others' away."""
+
+    def found() -> str | None:
+        lines(capsys)
+        driver = start(model, folder)
+        said = [message for _, message in lines(capsys)]
+        kept(driver)
+        return said[0].removeprefix("packed weights are mapped from ") if said else None
+
+    with monkeypatch.context() as patched:
+        assert found() is None
+        first = found()
+        patched.setattr(packed_cache, "_code", lambda: "of tomorrow")
+        assert found() is None
+        second = found()
+        patched.setenv(cpu_engine.VARIABLE, "generic")
+        assert found() is None
+        third = found()
+    assert found() == first
+    assert len({first, second, third}) == 3 == len(list(folder.iterdir()))
+
+
+def test_what_another_version_has_packed_is_removed_once_nobody_uses_it(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept(start(model, folder))
+    first = only_file(folder)
+    measured = first.with_suffix(packed_cache.MEASURED)
+    measured.touch()
+    week = 7 * 86_400
+    os.utime(first, (first.stat().st_mtime - week - 60,) * 2)
+    using: Driver | None = start(model, folder)
+    assert first.stat().st_mtime > time.time() - 60, "a start has used it"
+    os.utime(first, (first.stat().st_mtime - week - 60,) * 2)
     monkeypatch.setattr(packed_cache, "_code", lambda: "of tomorrow")
-    is_packed_anew(model, folder, "is of another version of the model or of Penstock", "INFO", capsys)
-    monkeypatch.setenv(cpu_engine.VARIABLE, "generic")
-    is_packed_anew(model, folder, "is of another version of the model or of Penstock", "INFO", capsys)
+    kept(start(model, folder))
+    assert first.exists(), "somebody has it mapped"
+    del using
+    gc.collect()
+    monkeypatch.setattr(packed_cache, "_code", lambda: "of the day after")
+    kept(start(model, folder))
+    assert not first.exists() and not measured.exists()
+    assert len(list(folder.iterdir())) == 2, "yesterday's was used a moment ago"
+
+
+def test_where_the_disk_is_full_unused_files_of_other_versions_go_at_once(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(start(model, folder))
+    first = only_file(folder)
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=1 << 20 if first.exists() else 1 << 40)
+    )
+    monkeypatch.setattr(packed_cache, "_code", lambda: "of tomorrow")
+    gc.collect()
+    kept(start(model, folder))
+    assert only_file(folder) != first
+
+
+def test_locks_are_asked_for_as_nfs_gives_them(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an exclusive lock is one of bytes, which needs a descriptor that is open for writing (flock(2))."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor: int, operation: int) -> None:
+        writes = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if operation & fcntl.LOCK_EX and not writes:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    first = start(model, folder)
+    kept(first)
+    path = only_file(folder)
+    path.unlink()
+    left_behind = folder / f"{path.name}.x{packed_file.PARTIAL}"
+    left_behind.write_bytes(b"half")
+    kept(start(model, folder))
+    assert only_file(folder) == path
 
 
 def test_the_code_that_packs_counts_with_its_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
     let drafts_elsewhere = model.draft_model.as_ref().map(|draft| draft.model_type.as_str());
     json(&Info {
         model_id: &config.model_id,
-        model_sha: config.model_sha.as_deref(),
+        model_sha: loaded.model_sha.as_deref(),
         revision: config.revision.as_deref(),
         model_pipeline_tag: "text-generation",
         model_type: &model.model_type,

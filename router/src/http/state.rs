@@ -31,6 +31,8 @@ pub struct Server {
 /// What there is once the model is loaded.
 pub struct Loaded {
     pub serving: Serving,
+    /// Commit of the hub snapshot, when known.
+    pub model_sha: Option<String>,
     /// How the model writes calls and reasoning.
     pub chats: ChatFormats,
     pub limits: Limits,

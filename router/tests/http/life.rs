@@ -12,6 +12,7 @@ use penstock_router::RunError;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::served::{Events, Served, Setup, args, post, within};
 
@@ -76,6 +77,31 @@ async fn while_loading_every_route_says_so_and_the_process_is_alive() {
         assert_eq!((answer.status.as_u16(), answer.body.len()), (200, 0), "{path}");
     }
     assert_eq!(served.post("/generate", generate(1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_model_that_is_being_downloaded_is_no_reason_to_end_the_process() {
+    let fetched = Arc::new(Notify::new());
+    let served = Served::start(Setup { fetched: Some(fetched.clone()), ..Setup::default() }, |_| {});
+    tokio::task::yield_now().await; // it listens from its first step on
+    assert_eq!(served.get("/livez").await.status, 200);
+    assert_eq!(served.get("/metrics").await.status, 200);
+    for path in ["/health", "/info", "/v1/models"] {
+        assert_eq!(served.get(path).await.status, 503, "{path}");
+    }
+    assert_eq!(served.post("/generate", generate(1)).await.status, 503);
+    fetched.notify_one();
+    served.until(|health| *health == Health::Ready).await;
+    assert_eq!(served.post("/generate", generate(1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_download_does_not_keep_the_server_from_stopping() {
+    let served = Served::start(Setup { fetched: Some(Arc::default()), ..Setup::default() }, |_| {});
+    tokio::task::yield_now().await; // it listens from its first step on
+    assert_eq!(served.get("/livez").await.status, 200);
+    served.drain.cancel();
+    within(served.running).await.expect("no panic").expect("a stop is no failure");
 }
 
 #[tokio::test]

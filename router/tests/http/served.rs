@@ -14,12 +14,13 @@ use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use penstock_core::health::Health;
+use penstock_core::worker::WorkerSource;
 use penstock_core::worker::mock::{MockConfig, MockSource, Script};
 use penstock_router::RunError;
-use penstock_router::config::{Config, RouterArgs};
+use penstock_router::config::{Config, ModelFiles, RouterArgs};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -46,6 +47,8 @@ pub struct Setup {
     pub script: Script,
     pub flags: Vec<&'static str>,
     pub chat_template: &'static str,
+    /// The model's files are there once this is notified; else at once.
+    pub fetched: Option<Arc<Notify>>,
 }
 
 impl Default for Setup {
@@ -62,6 +65,7 @@ impl Default for Setup {
             flags: Vec::new(),
             chat_template: "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
                 {% if add_generation_prompt %}<|turn|>assistant {% endif %}",
+            fetched: None,
         }
     }
 }
@@ -107,16 +111,22 @@ impl Served {
             args,
             model_id: "test/model".into(),
             revision: None,
-            model_sha: Some("abc".into()),
-            model_dir: folder.path().to_path_buf(),
-            tokenizer_file: None,
             num_shard: 1,
             speculate_model: None,
             pipeline_parallel: 1,
         };
         let health = watch::Sender::new(Health::Starting("reading flags".into()));
         let (seen, drain) = (health.subscribe(), CancellationToken::new());
-        let run = penstock_router::run(socket, config, workers.clone(), health, drain.clone());
+        let files = ModelFiles { dir: folder.path().to_path_buf(), sha: Some("abc".into()), tokenizer: None };
+        let source: Arc<dyn WorkerSource> = workers.clone();
+        let fetched = setup.fetched;
+        let model = async move {
+            if let Some(fetched) = fetched {
+                fetched.notified().await;
+            }
+            Ok((files, source))
+        };
+        let run = penstock_router::run(socket, config, model, health, drain.clone());
         Self { address, workers, drain, health: seen, running: tokio::spawn(run), _folder: folder }
     }
 

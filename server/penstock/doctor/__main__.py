@@ -123,9 +123,9 @@ def find(
     if folder.is_dir():
         return Found(folder, folder)
     assert named is not None, "the model that ships is a folder"
-    request = client.Request(
-        named, revision, client.cache_folder(arguments.cache_dir), trusted=arguments.trust_remote_code
-    )
+    cache = client.cache_folder(arguments.cache_dir, named)
+    request = client.Request(named, revision, cache, trusted=arguments.trust_remote_code)
+    client.keep_xet_in(cache)
     client.keep_libraries_quiet()
     said = io.StringIO()  # lines for the launcher
     begun: client.Begun | None = None

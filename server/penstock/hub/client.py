@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -70,8 +71,9 @@ OPTIONAL = (
     *quantization.BESIDE,
 )
 
-# What the system says of a disk without room.
+# What the system says of a disk without room, and of one that is not to be written.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 PARALLEL_FILES = 8
 # Downloads of this many bytes or more are examined by the doctor first, which takes some seconds.
@@ -82,6 +84,10 @@ LOOKUP_SECONDS = 20.0
 
 class Unavailable(Exception):
     """The model cannot be had; the text is one line for the user."""
+
+
+class NoRoom(Unavailable):
+    """The disk has none for what is to be fetched."""
 
 
 class TransferFailed(Exception):
@@ -130,9 +136,35 @@ def write(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 
-def cache_folder(named: Path | None) -> Path:
-    """Where downloads are kept."""
-    return (named or Path(constants.HF_HUB_CACHE)).expanduser().absolute()
+def cache_folder(named: Path | None, repo: str) -> Path:
+    """Where downloads of `repo` are kept.
+
+    Where neither flag nor environment name a folder it is `hub` in HF_HOME. A model that lies in HF_HOME itself is used and kept
+    there: it is where images of TGI 2 and the first ones of Penstock put what is now in `hub`.
+    """
+    if named is not None:
+        return named.expanduser().absolute()
+    usual, home = Path(constants.HF_HUB_CACHE).absolute(), Path(constants.HF_HOME).absolute()
+    storage = f"models--{repo.replace('/', '--')}"  # as `repo_folder_name`, which takes no name that is wrong
+
+    def has(folder: Path) -> bool:
+        return (folder / storage / "snapshots").is_dir()
+
+    return home if usual == home / "hub" and has(home) and not has(usual) else usual
+
+
+def keep_xet_in(cache: Path) -> None:
+    """hf_xet stages what it fetches in HF_HOME, wherever downloads go. Where another folder was named for them, HF_HOME may be one that this
+    user cannot write, and what is staged belongs there.
+    """
+    home = Path(constants.HF_HOME).absolute()
+    if not os.environ.get("HF_XET_CACHE") and cache not in (home, home / "hub"):
+        os.environ["HF_XET_CACHE"] = str(cache / "penstock-xet")
+
+
+def _xet_folder() -> Path:
+    named = os.environ.get("HF_XET_CACHE")
+    return Path(named) if named else Path(constants.HF_HOME) / "xet"
 
 
 def keep_libraries_quiet() -> None:
@@ -144,7 +176,7 @@ def keep_libraries_quiet() -> None:
 def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
     """The folder that `bring` makes, such as `download`. Raises Unavailable.
 
-    Where the hub does not answer, or does not send a file, it is the snapshot that is in the cache.
+    Where the hub does not answer, or does not send a file, or where what it sends cannot be kept, it is the snapshot that is in the cache.
     """
     try:
         return bring(request)
@@ -173,17 +205,18 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
         return cached(request, f"the hub answers with status {status}")
     except TransferFailed as error:
         return cached(request, f"the download of {request.repo} failed ({error})")
+    except NoRoom as error:
+        return cached_instead(request, error)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise Unavailable(
-                f"the disk is full: {request.repo} does not fit into {request.cache}"
-            ) from error
+            full = NoRoom(f"the disk is full: {request.repo} does not fit into {request.cache}")
+            return cached_instead(request, full)
         if is_network_failure(error):
             return cached(request, f"the hub cannot be reached ({type(error).__name__})")
         if isinstance(error, UnusableModel):
             raise Unavailable(f"the model {request.repo} cannot be served: {error}") from error
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise Unavailable(forbidden(request, error)) from error
+        if isinstance(error, OSError) and error.errno in FORBIDDEN:
+            return cached_instead(request, Unavailable(forbidden(request, error)))
         if isinstance(error, OSError):
             raise Unavailable(f"the download of {request.repo} failed: {one_line(error)}") from error
         raise
@@ -361,10 +394,17 @@ def snapshot(request: Request, commit: str, names: list[str]) -> Path:
                 max_workers=PARALLEL_FILES,
             )
         )
-    except RuntimeError as error:  # hf_xet knows no other, and says in words what the system said
-        full = next((number for number in NO_ROOM if f"(os error {number})" in str(error)), None)
-        if full is not None:
-            raise OSError(full, one_line(error)) from error
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise
+        # hf_xet's, which says in words what the system said.
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else 0
+        if number in NO_ROOM:
+            raise OSError(number, one_line(error)) from error
+        if number in FORBIDDEN:
+            place = f"{request.cache} or {_xet_folder()}"
+            raise OSError(number, one_line(error), place) from error
         raise TransferFailed(one_line(error)) from error
 
 
@@ -449,15 +489,23 @@ def cached(request: Request, why: str) -> Path:
     return folder
 
 
+def cached_instead(request: Request, failure: Unavailable) -> Path:
+    """A complete snapshot of an earlier download, or else the failure to make a newer one."""
+    try:
+        return cached(request, str(failure))
+    except Unavailable:
+        raise failure from failure.__context__
+
+
 def check_room(request: Request, listing: Listing, names: list[str]) -> None:
-    """Raises Unavailable where the disk has no room for those of the files that the snapshot lacks."""
+    """Raises NoRoom where the disk has no room for those of the files that the snapshot lacks."""
     folder = request.storage / "snapshots" / listing.commit
     lacking = [name for name in names if not (folder / name).exists()]
     needed = sum(listing.sizes[name] for name in lacking) - bytes_in(request.storage, partial=True)
     place = next(folder for folder in (request.cache, *request.cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise Unavailable(
+        raise NoRoom(
             f"the disk is too full: {request.repo} needs {gigabytes(needed)} more in {request.cache}, "
             f"and {gigabytes(free)} are free"
         )

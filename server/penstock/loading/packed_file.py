@@ -16,7 +16,9 @@ import shutil
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,11 @@ def read(path: Path, key: str) -> Packed:
         directory, size = _directory(descriptor)
         if directory["key"] != key:
             raise NotUsable("is of another version of the model or of Penstock", is_old=True)
+        # For `remove_unused`: used now, and in use as long as it is mapped.
+        with suppress(OSError):  # root's
+            os.utime(descriptor)
+        with suppress(OSError):  # on a system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         mapped.madvise(mmap.MADV_WILLNEED)
         return Packed(directory["content"], list(_tensors(mapped, directory["tensors"])), size)
@@ -107,6 +114,18 @@ def folder_of_model(path: Path) -> str | None:
         os.close(descriptor)
 
 
+def remove_unused(path: Path, for_days: float) -> bool:
+    """Removes a file that nobody has mapped, and that no start has used for so long. Whether it did."""
+    try:
+        unused = time.time() - path.stat().st_mtime >= for_days * 86_400
+        if not unused or _is_locked(path):
+            return False
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
 def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: list[HostArray]) -> int | None:
     """Puts a file at `path`, in the place of one that may be there, and returns its size; None: another process is writing it.
     Raises OSError. What others left half-written is removed.
@@ -114,7 +133,7 @@ def write(path: Path, model: Path, key: str, content: dict[str, Any], tensors: l
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     is_theirs = False
     for partial in path.parent.glob(f"*{PARTIAL}"):
-        if not _is_being_written(partial):
+        if not _is_locked(partial):
             partial.unlink(missing_ok=True)
         elif partial.name.startswith(f"{path.name}."):
             is_theirs = True
@@ -215,15 +234,18 @@ def _write(descriptor: int, data: memoryview, at: int) -> None:
         data, at = data[count:], at + count
 
 
-def _is_being_written(partial: Path) -> bool:
+def _is_locked(path: Path) -> bool:
+    """Whether somebody writes the file, or has it mapped. It is opened for writing, which on NFS a lock needs (flock(2))."""
     try:
-        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # of a system without locks nothing is known
+        return False
     finally:
         os.close(descriptor)
     return False

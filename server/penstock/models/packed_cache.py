@@ -6,6 +6,7 @@ instruction set that rounded them, and the code that packs. What is wrong with a
 packed anew. Must not import torch: a start from here does without.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -36,6 +37,9 @@ from penstock_kernels import cpu_engine
 from penstock_kernels.program import TENSORS, Buffer, HostArray, Layout, Operation, Program
 
 SUFFIX = ".packed"
+# What another version or instruction set has packed of the same model is removed when no start has used it for so long: in a rolling update,
+# or on a volume of different machines, each has a file of its own.
+UNUSED_DAYS = 7.0
 # Beside a model, what steps took: see `Measured`.
 MEASURED = ".measured"
 # Of each file of a checkpoint so many pieces are compared, beside size and time: times are worth nothing where an image or an archive
@@ -104,15 +108,15 @@ class PackedCache:
         how = (quantize or "bf16") + ("-head" if quantize_head else "")
         if group.size > 1:
             how += f"-{group.rank}of{group.size}"
-        made_of = {
-            "code": _code(),
-            "config": config,
-            "instruction set": instruction_set,
-            "files": _identity(model, files),
-        }
-        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        packer = {"code": _code(), "instruction set": instruction_set}
+        made_of = {**packer, "config": config, "files": _identity(model, files)}
+        key, by = (
+            hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+            for content in (made_of, packer)
+        )
         place = hashlib.sha256(f"{model}\0{how}".encode()).hexdigest()[:12]
-        return Entry(self, model, self.folder / f"{_name_of(model)}-{how}-{place}{SUFFIX}", key)
+        name = f"{_name_of(model)}-{how}-{place}"
+        return Entry(self, model, self.folder / f"{name}-{by[:8]}{SUFFIX}", key, name)
 
     def add(self, write: Callable[[], None]) -> None:
         """Has something written by `keep`."""
@@ -137,6 +141,12 @@ class PackedCache:
                 path.unlink(missing_ok=True)
                 path.with_suffix(MEASURED).unlink(missing_ok=True)
 
+    def remove_others(self, entry: "Entry", unused_days: float) -> None:
+        """Removes what other versions and instruction sets have packed of the entry's model, unless somebody uses it."""
+        for path in self.folder.glob(f"{entry.name}*{SUFFIX}"):
+            if path != entry.path and packed_file.remove_unused(path, unused_days):
+                path.with_suffix(MEASURED).unlink(missing_ok=True)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -146,6 +156,8 @@ class Entry:
     model: Path
     path: Path
     key: str
+    name: str
+    """Of all files of the model that are packed in the same way, by whichever version."""
 
     def find(self) -> Found | None:
         """What an earlier start has kept; None: nothing that can be used, and a line says so where there is a file. Raises
@@ -215,7 +227,14 @@ class Entry:
             for key, (per_position, magnitude) in recording.frequencies.items()
         ]
         try:
-            size = packed_file.write(self.path, self.model, self.key, content, tensors)
+            self.cache.remove_others(self, UNUSED_DAYS)
+            try:
+                size = packed_file.write(self.path, self.model, self.key, content, tensors)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                self.cache.remove_others(self, 0)
+                size = packed_file.write(self.path, self.model, self.key, content, tensors)
             self.cache.remove_orphans()
         except OSError as error:
             log(
