@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from hub_server import Hub, Repo
@@ -215,7 +216,7 @@ def test_what_goes_wrong_in_chunks_is_said_in_a_line(
     said: str, told: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hf_xet raises RuntimeError, or OSError without a number, whatever it is."""
-    monkeypatch.setattr(client.constants, "HF_HOME", "/home")
+    monkeypatch.setattr(constants, "HF_HOME", "/home")
     monkeypatch.delenv("HF_XET_CACHE", raising=False)
 
     def fails(*_: Any, local_files_only: bool = False, **__: Any) -> str:
@@ -459,7 +460,7 @@ def test_models_of_older_images_and_of_tgi_are_found_in_one_volume(machine: Mach
 def test_what_is_staged_goes_where_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """hf_xet's own folder is below HF_HOME, which may be another user's where a cache was named."""
     home = tmp_path / "home"
-    monkeypatch.setattr(client.constants, "HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HOME", str(home))
     monkeypatch.setenv("HF_XET_CACHE", "")
     for ours in (home, home / "hub"):
         client.keep_xet_in(ours)

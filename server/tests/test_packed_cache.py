@@ -333,11 +333,11 @@ def test_what_another_version_has_packed_is_removed_once_nobody_uses_it(
     first = only_file(folder)
     measured = first.with_suffix(packed_cache.MEASURED)
     measured.touch()
-    week = 7 * 86_400
-    os.utime(first, (first.stat().st_mtime - week - 60,) * 2)
+    long_ago = time.time() - 7 * 86_400 - 60
+    os.utime(first, (long_ago, long_ago))
     using: Driver | None = start(model, folder)
     assert first.stat().st_mtime > time.time() - 60, "a start has used it"
-    os.utime(first, (first.stat().st_mtime - week - 60,) * 2)
+    os.utime(first, (long_ago, long_ago))
     monkeypatch.setattr(packed_cache, "_code", lambda: "of tomorrow")
     kept(start(model, folder))
     assert first.exists(), "somebody has it mapped"
