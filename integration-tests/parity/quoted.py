@@ -3,7 +3,8 @@
 `source` says what the quotation was found in (2026-11-27 to 29, by searching public repositories) and what is doubtful about it, `found_in` a
 repository and path of it or of a copy that agrees, where one could be read (of a site without a stored file the excerpt of a search); `rows` are
 the rows of the tables of docs/models.md that the model is of. Published files themselves were not at hand: a quotation may leave out keys,
-and those that transformers' class has to say then are named in `of_class`.
+and those that transformers' class has to say then are named in `of_class`. unread.py says which of a file's fields no recipe
+has to read.
 """
 
 import json
@@ -36,6 +37,11 @@ class Quoted:
         """What it says of its text model."""
         return text_of(self.config)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Where in it that is."""
+        return parts_of(self.config)
+
     def whole(self) -> dict[str, Any]:
         """It with what transformers' class says of the rest."""
         if not self.of_class:
@@ -55,6 +61,12 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         if part in config:
             return text_of(config[part])
     return config
+
+
+def parts_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """The names that lead to it."""
+    part = next((part for part in PARTS if part in config), None)
+    return () if part is None else (part, *parts_of(config[part]))
 
 
 def _read(path: Path) -> tuple[str, Quoted]:

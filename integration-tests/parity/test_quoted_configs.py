@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from quoted import PAGE, QUOTED, rows, written
+from unread import need_not_be_read
 
+from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig
 from penstock.models.config import DecoderConfig
 from penstock.models.encoder_decoder_config import EncoderDecoderConfig
@@ -185,9 +187,9 @@ def test_a_recipe_reads_what_is_quoted_of_a_published_file(model: str) -> None:
             name: text[name] for name in SIDES if name in text
         }
         return
-    others, stated = read_otherwise(model, text, read), dict(leaves(text))
+    otherwise, stated = read_otherwise(model, text, read), dict(leaves(text))
     for name, found in READ.items():
-        expected = others[name] if name in others else stated.get(name)
+        expected = otherwise[name] if name in otherwise else stated.get(name)
         if expected is not None:
             assert found(read) == approx(expected), name
 
@@ -363,6 +365,51 @@ def shares(said: dict[str, Any], text: dict[str, Any], read: DecoderConfig, at: 
         "partial_rotary_factor", text.get("rotary_pct", SHARES.get(text.get("model_type", ""), 1.0))
     )
     return [int(read.head_dim_of(at) * one + 1e-6) for one in text.get("partial_rotary_factors", [share])]
+
+
+def others(value: object) -> list[Any]:
+    """Values of its kind that it might be in place of this."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [2 * value + 2, value // 2]
+    if isinstance(value, float):
+        return [value / 2 + 0.125, 2 * value]
+    if isinstance(value, str):
+        return [f"{value}x"]
+    assert isinstance(value, list)
+    firsts = [[one, *value[1:]] for one in others(value[0])] if value else []
+    return firsts + ([[*value[:-1], one] for one in others(value[-1])] if value else [])
+
+
+def put(config: dict[str, Any], path: list[str], value: object) -> dict[str, Any]:
+    """It with another value at a path."""
+    name, *below = path
+    return {**config, name: put(config[name], below, value) if below else value}
+
+
+def notices(config: dict[str, Any], path: list[str], value: object, read: object) -> bool:
+    """Whether the recipe reads it otherwise with this value, or refuses it."""
+    try:
+        return read_config(put(config, path, value)) != read
+    except UnusableModel:
+        return True
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("model", QUOTED)
+def test_a_recipe_reads_every_value_of_a_published_file(model: str) -> None:
+    """Another value in its place is read otherwise or refused, or unread.py says why it need not be."""
+    one = QUOTED[model]
+    whole, read = one.whole(), read_config(one.whole())
+    ignored = [
+        f"{path}: {value}"
+        for path, value in leaves(one.text)
+        if others(value)
+        and not need_not_be_read(one.text, read, path, value)
+        and not any(notices(whole, [*one.parts, *path.split(".")], other, read) for other in others(value))
+    ]
+    assert not ignored, "no recipe reads them, and unread.py does not say why"
 
 
 def test_the_page_names_what_is_quoted() -> None:
