@@ -82,7 +82,7 @@ impl Manners {
         } else {
             ToolPlace::LastMessage
         };
-        let result = |place: CallPlace, content: Value, has_name: bool| {
+        let result = |content: Value, has_name: bool| {
             let mut messages = vec![
                 json!({"role": "assistant", "content": null, "tool_calls":
                     [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": {}}}]}),
@@ -91,13 +91,16 @@ impl Manners {
             if has_name {
                 messages[1]["name"] = TOOL.into();
             }
+            messages
+        };
+        let placed = |place: CallPlace, mut messages: Vec<Value>| {
             if let Some(calls) = calls {
                 place.rewrite(&mut messages, template, calls);
             }
             messages
         };
         let shows_calls =
-            |place: CallPlace| shows(&result(place, json!(RESULT), true), None, &[TOOL, RESULT]);
+            |place: CallPlace| shows(&placed(place, result(json!(RESULT), true)), None, &[TOOL, RESULT]);
         let places = [CallPlace::Messages, CallPlace::OwnRoles, CallPlace::Text, CallPlace::TextAndUser];
         let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
         let reads_responses = calls.is_some() && reads_tool_responses(template, render);
@@ -105,16 +108,20 @@ impl Manners {
         let messages = |tools: Option<Vec<Value>>| {
             MessageManners::of(
                 template,
-                |messages| render(&Chat { messages, tools: tools.clone(), ..Chat::default() }),
-                |content, has_name| [vec![user.clone()], result(place, content, has_name)].concat(),
+                |messages| {
+                    let messages = placed(place, messages);
+                    render(&Chat { messages, tools: tools.clone(), ..Chat::default() })
+                },
+                |content, has_name| [vec![user.clone()], result(content, has_name)].concat(),
             )
         };
+        let with_tools = Some(vec![filled]).filter(|_| tools == ToolPlace::Template);
         Self {
             tools,
             fills_in_tools: tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]),
             calls: place,
             messages: messages(None),
-            messages_beside_tools: messages(Some(vec![filled]).filter(|_| tools == ToolPlace::Template)),
+            messages_beside_tools: messages(with_tools.clone()),
             parts_alone: parts_alone.clone(),
         }
     }

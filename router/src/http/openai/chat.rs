@@ -161,12 +161,10 @@ fn refusals_as_text(message: &mut Value) {
             *part = json!({"type": "text", "text": part["refusal"].take()});
         }
     }
-    if message["content"].is_null() {
-        match message["refusal"].take() {
-            refusal @ Value::String(_) => message["content"] = refusal,
-            _ if message["tool_calls"].is_null() => message["content"] = "".into(),
-            _ => {}
-        }
+    if message["content"].is_null()
+        && let refusal @ Value::String(_) = message["refusal"].take()
+    {
+        message["content"] = refusal;
     }
 }
 
