@@ -5,6 +5,7 @@ use penstock_core::prompt::Chat;
 use penstock_output::{ToolFormat, written_calls};
 use serde_json::{Value, json};
 
+use crate::http::chats::effort::Efforts;
 use crate::http::chats::messages::{MessageManners, PartsAlone, append, name_results, text_of};
 
 const TOOL: &str = "penstock_looks_for_tools";
@@ -48,6 +49,7 @@ pub struct Manners {
     /// Beside tools in their place in the template, for which a model may have a template of its own.
     pub messages_beside_tools: MessageManners,
     pub parts_alone: PartsAlone,
+    pub efforts: Efforts,
 }
 
 impl Manners {
@@ -116,6 +118,11 @@ impl Manners {
             )
         };
         let with_tools = Some(vec![filled]).filter(|_| tools == ToolPlace::Template);
+        let efforts = Efforts::of(|variables| {
+            let chat = Chat { messages: vec![user.clone()], variables, ..Chat::default() };
+            let without_tools = render(&chat)?;
+            Some(without_tools + &render(&Chat { tools: with_tools.clone(), ..chat })?)
+        });
         Self {
             tools,
             fills_in_tools: tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]),
@@ -123,6 +130,7 @@ impl Manners {
             messages: messages(None),
             messages_beside_tools: messages(with_tools.clone()),
             parts_alone: parts_alone.clone(),
+            efforts,
         }
     }
 }
