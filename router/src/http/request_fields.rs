@@ -503,7 +503,8 @@ pub fn completion_fields() -> Vec<&'static Field> {
 pub const REASONING_EFFORT: Field = name(
     "reasoning_effort",
     "as the template has it",
-    "For templates that have it; `none`: no reasoning, where a template can",
+    "For templates that have it; one that the template refuses is the nearest that it takes, and named in `warnings`; \
+     `none`: no reasoning, where a template can",
 );
 pub const INPUT: Field =
     field("input", Kind::Any, "required", "A text, or items: messages, calls and their results");

@@ -194,3 +194,41 @@ async fn a_stop_string_within_a_call_ends_no_call() {
         assert!(answer["stop_reason"] == reason && answer["stop_sequence"] == stop, "{answer}");
     }
 }
+
+/// Qwen 3.8's rule; and Kimi K2.5's, whose switch is `thinking`.
+#[tokio::test]
+async fn an_effort_that_the_template_refuses_is_the_nearest_on_every_route() {
+    const STRICT: &str = "{% if reasoning_effort is defined and reasoning_effort not in ['xhigh', 'medium', 'low'] %}\
+        {{ raise_exception('Unexpected reasoning effort ' ~ reasoning_effort) }}{% endif %}\
+        {% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort }}{{ ' off' if thinking is false }}";
+    let served = Served::ready(Setup { chat_template: STRICT, ..Setup::default() }).await;
+    let body = |route: &str, effort: &str| {
+        let asked = json!([{"role": "user", "content": "Where?"}]);
+        match route {
+            RESPONSES => json!({"input": asked, "max_output_tokens": 2, "reasoning": {"effort": effort}}),
+            MESSAGES => json!({"messages": asked, "max_tokens": 2, "output_config": {"effort": effort}}),
+            _ => json!({"messages": asked, "max_tokens": 2, "reasoning_effort": effort}),
+        }
+    };
+    for (route, field) in
+        [(CHAT, "reasoning_effort"), (RESPONSES, "reasoning.effort"), (MESSAGES, "output_config.effort")]
+    {
+        let answer = served.post(route, body(route, "high")).await.good();
+        let line = format!(
+            "`{field}` has no effect as \"high\", which the model's chat template refuses: \"xhigh\" is taken"
+        );
+        assert_eq!(answer["warnings"], json!([line]), "{route}: {answer}");
+        for effort in ["low", "none"] {
+            let answer = served.post(route, body(route, effort)).await.good();
+            assert!(answer.get("warnings").is_none_or(|lines| lines == &json!([])), "{route}: {answer}");
+        }
+    }
+    let prompt = async |effort: &str| {
+        served.post("/chat_tokenize", body(CHAT, effort)).await.good()["templated_text"].take()
+    };
+    assert_eq!(prompt("high").await, "Where?xhigh");
+    assert_eq!(prompt("none").await, "Where? off");
+    let mut own = body(CHAT, "low");
+    own["chat_template_kwargs"] = json!({"reasoning_effort": "high"});
+    assert_eq!(served.post(CHAT, own).await.status, 422);
+}

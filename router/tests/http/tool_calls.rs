@@ -467,11 +467,19 @@ async fn are_forced(format: &'static str, is_special: bool) -> String {
 async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     let family = Family::of(format, is_special, &[]).await;
     let begins_the_answer = ["llama3_json", "pythonic", "json"].contains(&format);
-    let before = if begins_the_answer || format == "harmony" { "" } else { "Let me see. " };
+    let before = if begins_the_answer { "" } else { "Let me see. " };
     // Some templates begin the model's thoughts.
     let asked = json!([{"role": "user", "content": "Paris?"}]);
-    let thought = if family.shown(&asked).await.trim_end().ends_with("<think>") { "So.</think>" } else { "" };
-    family.says(&format!("{thought}{before}{call}"));
+    let thought = match family.shown(&asked).await {
+        _ if format == "harmony" => "<|channel|>analysis<|message|>So.<|end|><|start|>assistant",
+        prompt if prompt.trim_end().ends_with("<think>") => "So.</think>",
+        _ => "",
+    };
+    let said = match format {
+        "harmony" => format!("<|channel|>commentary<|message|>{before}<|end|><|start|>assistant"),
+        _ => before.to_owned(),
+    };
+    family.says(&format!("{thought}{said}{call}"));
     let chosen = family.ask(json!({})).await;
     let message = &chosen["message"];
     let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
@@ -505,6 +513,10 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     let city = arguments(&calls[0])["city"].as_str().expect("a text").to_owned();
     for part in ["4711", "get_forecast", city.as_str()] {
         assert!(shown.contains(part), "{format}: {part} is not in {shown}");
+    }
+    // All that an answer had, in one message.
+    if format == "harmony" {
+        assert!(shown.contains("So.\n\nLet me see. "), "{shown}");
     }
     let answered = family.ask(json!({"messages": conversation})).await;
     assert_eq!(answered["message"]["content"], prose, "{format}");

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use crate::http::anthropic::client_tools::{self, ClientTool};
+use crate::http::chats::effort::{Effort, SWITCHES};
 use crate::http::chats::functions::{self, Choice, Function, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
@@ -12,7 +13,6 @@ use crate::http::chats::tools::Tools;
 use crate::http::constraints::{self, Asked};
 use crate::http::error::{ApiError, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
-use crate::http::openai::chat::reason_with;
 use crate::http::openai::params::GenerationParams;
 use crate::http::request_fields;
 use crate::http::shortened::shortened;
@@ -70,6 +70,7 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
         fields.required(&request_fields::MAX_TOKENS, max_tokens)?;
     }
     let messages = messages(&fields)?;
+    let effort = effort(&fields)?;
     let variables = variables(&fields, &mut warnings)?;
     let params = GenerationParams {
         stop: fields.texts(&request_fields::STOP_SEQUENCES)?,
@@ -84,7 +85,16 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
     }
     let tools = Tools::of(functions, choice, is_single)?;
     let chat = Chat { messages, variables, ..Chat::default() };
-    Ok(ChatRequest { params, chat, tools, max_tokens, logprobs: false, top_logprobs: 0, names: NAMES })
+    Ok(ChatRequest {
+        params,
+        chat,
+        effort,
+        tools,
+        max_tokens,
+        logprobs: false,
+        top_logprobs: 0,
+        names: NAMES,
+    })
 }
 
 /// `metadata.user_id`.
@@ -100,17 +110,23 @@ fn user(fields: &Fields) -> Result<Option<String>, ApiError> {
     Ok(Some(name.to_owned()))
 }
 
-/// `thinking` and `output_config.effort`, as the templates of models that know them call them.
+/// `output_config.effort`.
+fn effort(fields: &Fields) -> Result<Option<Effort>, ApiError> {
+    const EFFORT: &str = "output_config.effort";
+    let effort = fields.tree(&request_fields::OUTPUT_CONFIG)?.unwrap_or_default()["effort"].take();
+    if effort.is_null() {
+        return Ok(None);
+    }
+    let place = Place::path(EFFORT);
+    let given = effort.as_str().ok_or_else(|| ApiError::invalid(&place, "must be a string"))?;
+    checked_name(&place, given)?;
+    Ok(Some(Effort { field: EFFORT, given: given.to_owned() }))
+}
+
+/// `thinking`, as the templates of models that know it call it.
 fn variables(fields: &Fields, warnings: &mut Warnings) -> Result<Map<String, Value>, ApiError> {
     const THINKING: &str = request_fields::THINKING.name;
     let mut variables = Map::new();
-    let effort = fields.tree(&request_fields::OUTPUT_CONFIG)?.unwrap_or_default()["effort"].take();
-    if !effort.is_null() {
-        let place = Place::from(request_fields::OUTPUT_CONFIG.name).member("effort");
-        let effort = effort.as_str().ok_or_else(|| ApiError::invalid(&place, "must be a string"))?;
-        checked_name(&place, effort)?;
-        reason_with(effort, &mut variables);
-    }
     let Some(thinking) = fields.tree(&request_fields::THINKING)? else { return Ok(variables) };
     let thinks = match thinking["type"].as_str() {
         Some("enabled" | "adaptive") => true,
@@ -126,9 +142,7 @@ fn variables(fields: &Fields, warnings: &mut Warnings) -> Result<Map<String, Val
     if thinking["display"].as_str().is_some_and(|display| display != "summarized") {
         warnings.no_effect("thinking.display", "here: reasoning is told as it is");
     }
-    for name in ["enable_thinking", THINKING] {
-        variables.insert(name.to_owned(), thinks.into());
-    }
+    variables.extend(SWITCHES.map(|name| (name.to_owned(), thinks.into())));
     Ok(variables)
 }
 
@@ -736,7 +750,7 @@ mod tests {
         let lines = asked.params.warnings.lines();
         let named: Vec<&str> = lines.iter().filter_map(|line| line.split('`').nth(1)).collect();
         assert_eq!(named, ["speed", "inference_geo", "thinking.display"]);
-        assert_eq!(asked.chat.variables["reasoning_effort"], "low");
+        assert_eq!(asked.effort, Some(Effort { field: "output_config.effort", given: "low".to_owned() }));
         assert_eq!(asked.chat.variables["enable_thinking"], true);
     }
 }

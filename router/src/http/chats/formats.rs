@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::http::chats::manners::{Manners, fill_in_arguments};
+use crate::http::chats::messages::fill_in_contents;
 
 /// The word for a format in a flag.
 pub enum FormatFlag<T: 'static> {
@@ -115,6 +116,7 @@ impl ChatFormats {
 
     /// Makes of messages what the template reads, and brings earlier calls, each with arguments, and their results to where it shows them.
     pub fn rewrite(&self, messages: &mut Vec<Value>, beside_tools: bool) {
+        fill_in_contents(messages);
         match beside_tools {
             true => self.manners.messages_beside_tools.rewrite(messages),
             false => self.manners.messages.rewrite(messages),

@@ -5,6 +5,7 @@ use penstock_core::prompt::Chat;
 use penstock_output::{ToolFormat, written_calls};
 use serde_json::{Value, json};
 
+use crate::http::chats::effort::Efforts;
 use crate::http::chats::messages::{MessageManners, PartsAlone, append, name_results, text_of};
 
 const TOOL: &str = "penstock_looks_for_tools";
@@ -48,6 +49,7 @@ pub struct Manners {
     /// Beside tools in their place in the template, for which a model may have a template of its own.
     pub messages_beside_tools: MessageManners,
     pub parts_alone: PartsAlone,
+    pub efforts: Efforts,
 }
 
 impl Manners {
@@ -82,7 +84,7 @@ impl Manners {
         } else {
             ToolPlace::LastMessage
         };
-        let result = |place: CallPlace, content: Value, has_name: bool| {
+        let result = |content: Value, has_name: bool| {
             let mut messages = vec![
                 json!({"role": "assistant", "content": null, "tool_calls":
                     [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": {}}}]}),
@@ -91,13 +93,16 @@ impl Manners {
             if has_name {
                 messages[1]["name"] = TOOL.into();
             }
+            messages
+        };
+        let placed = |place: CallPlace, mut messages: Vec<Value>| {
             if let Some(calls) = calls {
                 place.rewrite(&mut messages, template, calls);
             }
             messages
         };
         let shows_calls =
-            |place: CallPlace| shows(&result(place, json!(RESULT), true), None, &[TOOL, RESULT]);
+            |place: CallPlace| shows(&placed(place, result(json!(RESULT), true)), None, &[TOOL, RESULT]);
         let places = [CallPlace::Messages, CallPlace::OwnRoles, CallPlace::Text, CallPlace::TextAndUser];
         let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
         let reads_responses = calls.is_some() && reads_tool_responses(template, render);
@@ -105,17 +110,27 @@ impl Manners {
         let messages = |tools: Option<Vec<Value>>| {
             MessageManners::of(
                 template,
-                |messages| render(&Chat { messages, tools: tools.clone(), ..Chat::default() }),
-                |content, has_name| [vec![user.clone()], result(place, content, has_name)].concat(),
+                |messages| {
+                    let messages = placed(place, messages);
+                    render(&Chat { messages, tools: tools.clone(), ..Chat::default() })
+                },
+                |content, has_name| [vec![user.clone()], result(content, has_name)].concat(),
             )
         };
+        let with_tools = Some(vec![filled]).filter(|_| tools == ToolPlace::Template);
+        let efforts = Efforts::of(|variables| {
+            let chat = Chat { messages: vec![user.clone()], variables, ..Chat::default() };
+            let without_tools = render(&chat)?;
+            Some(without_tools + &render(&Chat { tools: with_tools.clone(), ..chat })?)
+        });
         Self {
             tools,
             fills_in_tools: tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]),
             calls: place,
             messages: messages(None),
-            messages_beside_tools: messages(Some(vec![filled]).filter(|_| tools == ToolPlace::Template)),
+            messages_beside_tools: messages(with_tools.clone()),
             parts_alone: parts_alone.clone(),
+            efforts,
         }
     }
 }

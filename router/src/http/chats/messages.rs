@@ -1,6 +1,6 @@
 //! What a chat template makes of messages that its model was not trained on, found by rendering some: clients send parts, a
-//! developer's messages and several of the system, and most templates refuse these, leave them out or print them as they are in
-//! JSON. Where the template does not read them, they are rewritten to what it reads.
+//! developer's messages, several of the system, and turns in any order, and most templates refuse these, leave them out or print them
+//! as they are in JSON. Where the template does not read them, they are rewritten to what it reads.
 
 use std::collections::HashMap;
 
@@ -10,6 +10,10 @@ use serde_json::{Value, json};
 const ROLES: [&str; 5] = ["user", "system", "developer", "assistant", "tool"];
 /// Whose words come before the conversation.
 const INSTRUCT: [&str; 2] = ["system", "developer"];
+/// Who takes turns.
+const TURNS: [&str; 2] = ["user", "assistant"];
+/// Names of a message's reasoning.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 const FIRST: &str = "penstock looks for one part ";
 const SECOND: &str = "penstock looks for another";
@@ -25,11 +29,17 @@ pub struct MessageManners {
     instructs_once: bool,
     /// Results have the names of their functions: without them the template does not show one.
     names_results: bool,
+    /// Roles of which messages in a row are one: the template wants turns.
+    joined_turns: Vec<&'static str>,
+    /// What the user says behind a result is part of it: the template wants the assistant's turn there.
+    results_take_words: bool,
+    /// Text is part of the reasoning beside calls: the template takes one of the two there (GPT-OSS).
+    reasoning_takes_text: bool,
 }
 
 impl MessageManners {
-    /// `render` gives None where the template, which is `source`, refuses the messages. `result` is a conversation whose last message is a
-    /// tool's result with this content, and without or with the function's name, as the template is given it.
+    /// `render` gives None where the template, which is `source`, refuses the messages. `result` is a conversation of a question, a call and
+    /// a tool's result with this content, and without or with the function's name.
     pub fn of(
         source: &str,
         render: impl Fn(Vec<Value>) -> Option<String>,
@@ -63,12 +73,30 @@ impl MessageManners {
         // Many write any role as it is called, which no model but those of whose templates it is a word has seen.
         let (shows_system, shows_developer) = (shows_role("system"), shows_role("developer"));
         let developer_is_system = shows_system && !(source.contains("developer") && shows_developer);
+        let wants_turns = |role: &str| {
+            let around = |messages: Vec<Value>| match role {
+                "user" => [vec![user.clone(), assistant.clone()], messages].concat(),
+                _ => [vec![user.clone()], messages, vec![user.clone()]].concat(),
+            };
+            let two = vec![message(role, FIRST), message(role, SECOND)];
+            let shows_two = shows(around(two.clone())) && (role != "user" || shows(two));
+            !shows_two && shows(around(vec![message(role, &both)]))
+        };
+        let words_behind = [result(json!(FIRST), names_results), vec![message("user", SECOND)]].concat();
+        let mut thoughtful = result(json!("x"), names_results);
+        thoughtful[1]["content"] = FIRST.into();
+        thoughtful[1]["reasoning_content"] = SECOND.into();
+        let mut folded = thoughtful.clone();
+        text_into_reasoning(&mut folded);
         Self {
             joined: ROLES.into_iter().filter(|role| !reads_parts(role)).collect(),
             developer_is_system,
             instructs_once: (shows_system || shows_developer)
                 && !(several("system") && (developer_is_system || several("developer"))),
             names_results,
+            joined_turns: TURNS.into_iter().filter(|role| wants_turns(role)).collect(),
+            results_take_words: !shows(words_behind) && shows(result(json!(both), names_results)),
+            reasoning_takes_text: render(thoughtful).is_none() && render(folded).is_some(),
         }
     }
 
@@ -86,10 +114,102 @@ impl MessageManners {
         if self.instructs_once {
             instruct_once(messages);
         }
+        self.join_turns(messages);
+        if self.reasoning_takes_text {
+            text_into_reasoning(messages);
+        }
         if self.names_results {
             name_results(messages);
         }
     }
+
+    fn join_turns(&self, messages: &mut Vec<Value>) {
+        if self.joined_turns.is_empty() && !self.results_take_words {
+            return;
+        }
+        let mut turns: Vec<Value> = Vec::with_capacity(messages.len());
+        for message in std::mem::take(messages) {
+            match turns.last_mut().filter(|last| self.are_one(last, &message)) {
+                Some(last) => join(last, message),
+                None => turns.push(message),
+            }
+        }
+        *messages = turns;
+    }
+
+    fn are_one(&self, last: &Value, message: &Value) -> bool {
+        match (last["role"].as_str(), message["role"].as_str()) {
+            (Some("tool"), Some("user")) => self.results_take_words,
+            // What follows calls does not come before them.
+            (Some(before), Some(role)) => {
+                before == role && self.joined_turns.contains(&role) && !has_calls(last)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Makes one message of two: their texts, their reasoning, and the calls of the second.
+fn join(last: &mut Value, mut message: Value) {
+    match (has_text(&last["content"]), has_text(&message["content"])) {
+        (true, true) => append(&mut last["content"], "\n\n", &text_of(&message["content"])),
+        (false, true) => last["content"] = message["content"].take(),
+        (_, false) => {}
+    }
+    if let Some(reasoning) = take_reasoning(&mut message) {
+        let before = take_reasoning(last).map(|before| before + "\n\n").unwrap_or_default();
+        last["reasoning_content"] = (before + &reasoning).into();
+    }
+    if has_calls(&message) {
+        last["tool_calls"] = message["tool_calls"].take();
+    }
+}
+
+/// Text beside reasoning and calls follows the reasoning.
+fn text_into_reasoning(messages: &mut [Value]) {
+    for message in messages.iter_mut().filter(|message| has_calls(message) && has_text(&message["content"])) {
+        if let Some(reasoning) = take_reasoning(message) {
+            let text = text_of(&message["content"].take());
+            message["reasoning_content"] = format!("{reasoning}\n\n{text}").into();
+        }
+    }
+}
+
+/// Templates print what a message says: one without a word and a call says nothing, and has an empty text.
+pub fn fill_in_contents(messages: &mut [Value]) {
+    for fields in messages.iter_mut().filter_map(Value::as_object_mut) {
+        let calls = fields.get("tool_calls").and_then(Value::as_array).map_or(0, Vec::len);
+        if calls == 0 {
+            // Many look only whether there is a list.
+            fields.remove("tool_calls");
+            let content = fields.entry("content").or_insert(Value::Null);
+            if content.is_null() {
+                *content = "".into();
+            }
+        }
+    }
+}
+
+fn has_calls(message: &Value) -> bool {
+    message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
+}
+
+fn has_text(content: &Value) -> bool {
+    match content {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(parts) => parts.iter().any(|part| has_text(&part["text"])),
+        _ => false,
+    }
+}
+
+/// What a message has under any of its names, unless that is nothing.
+fn take_reasoning(message: &mut Value) -> Option<String> {
+    let fields = message.as_object_mut()?;
+    let found = REASONING.map(|name| fields.remove(name));
+    found.into_iter().flatten().find_map(|value| match value {
+        Value::String(text) if !text.is_empty() => Some(text),
+        _ => None,
+    })
 }
 
 /// Instructions as one message at the beginning, in their order; behind the assistant's last message they are a turn of the user, which asks
@@ -296,7 +416,7 @@ mod tests {
             |content: Value| json!({"role": "tool", "tool_call_id": "call00001", "content": content});
         let all = families();
         assert!(all.len() > 50, "{} templates", all.len());
-        let (mut rewritten, mut with_tools) = ([0; 4], 0);
+        let (mut rewritten, mut with_tools) = ([0; 5], 0);
         for (beside_tools, (name, family)) in
             [false, true].into_iter().flat_map(|tools| all.iter().map(move |family| (tools, family)))
         {
@@ -326,6 +446,28 @@ mod tests {
             assert!(told.is_some(), "{name}: a result");
             assert_eq!(shows(results("WON TOO".into())), told, "{name}: a result without a name");
             assert_eq!(shows(results(parts(["WON ", "TOO"]))), told, "{name}: parts of a result");
+            // What agents send back and say in between: where the template shows such words in one turn, it shows them in two.
+            let behind = [results("WON".into()), vec![said("user", "TOO")]].concat();
+            assert_eq!(shows(behind), told, "{name}: words behind a result");
+            for before in [vec![], vec![user.clone(), assistant.clone()]] {
+                let two = [before, vec![said("user", "WON"), said("user", "TOO")]].concat();
+                assert_eq!(shows(two), begins, "{name}: two questions");
+            }
+            let two = [said("assistant", "WON"), said("assistant", "TOO")];
+            let two = [vec![user.clone()], two.to_vec(), vec![user.clone()]].concat();
+            assert_eq!(shows(two), shows(turns("WON TOO".into())), "{name}: two answers");
+            let mut thoughtful = results("x".into());
+            thoughtful[1]["content"] = "WON".into();
+            let without = shows(thoughtful.clone());
+            thoughtful[1]["reasoning_content"] = "TOO".into();
+            assert_eq!(shows(thoughtful).is_some(), without.is_some(), "{name}: reasoning, text and a call");
+            // An answer that was cut off, and is not continued.
+            let thought =
+                json!({"role": "assistant", "content": null, "reasoning_content": "TOO", "tool_calls": []});
+            for more in [vec![], vec![user.clone()]] {
+                let cut = [vec![said("user", "WON"), thought.clone()], more].concat();
+                assert!(shows(cut).is_some(), "{name}: reasoning alone");
+            }
             // Some know no instructions.
             if shows(vec![said("system", "WON TOO"), user.clone()]) == Some(true) {
                 for role in INSTRUCT {
@@ -349,14 +491,25 @@ mod tests {
                     }
                 }
             }
-            let MessageManners { joined, developer_is_system, instructs_once, names_results } =
-                &family.formats.manners.messages;
-            let needs = [joined.contains(&"user"), *developer_is_system, *instructs_once, *names_results];
+            let MessageManners {
+                joined,
+                developer_is_system,
+                instructs_once,
+                joined_turns,
+                results_take_words,
+                reasoning_takes_text,
+                names_results: _,
+            } = &family.formats.manners.messages;
+            let turns = joined_turns.contains(&"user");
+            let needs =
+                [joined.contains(&"user"), *developer_is_system, *instructs_once, turns, *results_take_words];
+            assert_eq!(*reasoning_takes_text, name == "gpt_oss", "{name}");
             rewritten.iter_mut().zip(needs).for_each(|(count, needs)| *count += u32::from(needs));
         }
         // Enough of them do not show it as it comes, for this to have a point.
-        let [joined, developer, once, _] = rewritten;
+        let [joined, developer, once, turns, behind] = rewritten;
         assert!(joined > 30 && developer > 15 && once > 4, "{rewritten:?} of {}", all.len());
+        assert!(turns > 4 && behind > 0, "{rewritten:?} of {}", all.len());
         assert!(with_tools > 15, "{with_tools}");
     }
 
@@ -442,6 +595,79 @@ mod tests {
         let one = vec![said("user", "c"), said("system", "a")];
         assert_eq!(prompt(one).as_deref(), Some("<system>a<user>c"));
         assert_eq!(prompt(vec![said("user", "c")]).as_deref(), Some("<user>c"));
+    }
+
+    /// Mistral 7B v0.3's rule: calls and results do not count.
+    #[test]
+    fn a_template_that_wants_turns_gets_them() {
+        let strict = Family::of(
+            "{% set n = namespace(turn=0) %}{% for m in messages %}{% if m.role == 'tool' or m.tool_calls %}\
+             <{{ m.role }}>{{ m.content or '' }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}\
+             {% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{% else %}{% if (m.role == 'user') != (n.turn % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}{% set n.turn = n.turn + 1 %}\
+             <{{ m.role }}>{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{% endif %}{% endfor %}",
+        );
+        let call = |id: &str| json!({"role": "assistant", "content": null, "tool_calls": [{"id": id, "function": {"name": "f", "arguments": {}}}]});
+        let result = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        let prompt = |messages| strict.prompt(messages).expect("a prompt");
+        let interrupted = vec![
+            said("user", "a"),
+            said("user", parts(["b", "c"])),
+            call("1"),
+            result("1", "d"),
+            said("user", "e"),
+            said("user", "f"),
+            said("assistant", "g"),
+        ];
+        assert_eq!(prompt(interrupted), "<user>a\n\nbc<assistant>[f]<tool>d\n\ne\n\nf<assistant>g");
+        // Calls and results that follow each other stay as they are.
+        let parallel = vec![said("user", "a"), call("1"), call("2"), result("1", "b"), result("2", "c")];
+        assert_eq!(prompt(parallel), "<user>a<assistant>[f]<assistant>[f]<tool>b<tool>c");
+        let thought = |text: &str| json!({"role": "assistant", "content": null, "reasoning": text});
+        let mut called = call("1");
+        called["thinking"] = "y".into();
+        let mut several =
+            vec![said("user", "a"), thought("x"), said("assistant", "b"), said("assistant", "")];
+        several.extend([called, result("1", "c")]);
+        assert_eq!(prompt(several), "<user>a<assistant>b(x\n\ny)[f]<tool>c");
+        let plain = Family::of(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let two = vec![said("user", "a"), said("user", "b")];
+        assert_eq!(plain.prompt(two).as_deref(), Some("<user>a<user>b"));
+    }
+
+    /// GPT-OSS' rule, whose own answers have all three.
+    #[test]
+    fn text_beside_reasoning_and_a_call_follows_the_reasoning_where_a_template_takes_one() {
+        let call = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]);
+        let messages = |reasoning: &str| {
+            let answer = json!({"role": "assistant", "content": "I look.", "reasoning_content": reasoning, "tool_calls": call});
+            vec![said("user", "x"), answer, json!({"role": "tool", "tool_call_id": "1", "content": "r"})]
+        };
+        let source = std::fs::read_to_string(format!("{FAMILIES}/gpt_oss.jinja")).expect("a text");
+        let gpt_oss = Family::of(&source);
+        for (reasoning, shown) in [("Hm.", "Hm.\n\nI look."), ("", "I look.")] {
+            let prompt = gpt_oss.prompt(messages(reasoning)).expect("a prompt");
+            let shown =
+                format!("<|channel|>analysis<|message|>{shown}<|end|><|start|>assistant to=functions.f");
+            assert!(prompt.contains(&shown), "{prompt}");
+        }
+    }
+
+    #[test]
+    fn a_message_without_a_word_and_a_call_has_an_empty_text() {
+        let call = json!([{"function": {"name": "f"}}]);
+        for (given, filled) in [
+            (json!({"role": "assistant"}), json!({"role": "assistant", "content": ""})),
+            (json!({"content": null, "tool_calls": []}), json!({"content": ""})),
+            (json!({"content": null, "tool_calls": null}), json!({"content": ""})),
+            (json!({"content": [], "tool_calls": []}), json!({"content": []})),
+            (json!({"content": null, "tool_calls": call}), json!({"content": null, "tool_calls": call})),
+        ] {
+            let mut messages = [given];
+            fill_in_contents(&mut messages);
+            assert_eq!(messages, [filled]);
+        }
     }
 
     /// FunctionGemma's rule.

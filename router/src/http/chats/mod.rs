@@ -1,8 +1,9 @@
 //! What chats have in common, whatever dialect they come in: what is asked (`request`), read from the dialect's own objects
 //! (`object`), the tools that a request brings (`functions`) and what they make of the answer (`tools`), how the model writes calls and reasoning (`formats`), what its
-//! template does with tools, calls and results (`manners`) and with messages that it may not read (`messages`), and an answer's text as content, reasoning and calls (`reader`), also as blocks (`blocks`).
+//! template does with tools, calls and results (`manners`), with messages that it may not read (`messages`) and with efforts (`effort`), and an answer's text as content, reasoning and calls (`reader`), also as blocks (`blocks`).
 
 pub mod blocks;
+pub mod effort;
 pub mod formats;
 pub mod functions;
 pub mod manners;

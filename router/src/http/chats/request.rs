@@ -7,6 +7,7 @@ use penstock_output::Start;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::http::chats::effort::Effort;
 use crate::http::chats::reader::Reading;
 use crate::http::chats::tools::{Bound, Tools};
 use crate::http::error::{ApiError, FieldNames};
@@ -16,6 +17,7 @@ use crate::http::state::Loaded;
 pub struct ChatRequest {
     pub params: GenerationParams,
     pub chat: Chat,
+    pub effort: Option<Effort>,
     pub tools: Option<Tools>,
     pub max_tokens: Option<u32>,
     pub logprobs: bool,
@@ -42,7 +44,11 @@ impl ChatRequest {
         if let Some(tools) = &self.tools {
             tools.show(&mut self.chat, &loaded.chats);
         }
-        loaded.chats.manners.parts_alone.write(&mut self.chat.messages);
+        let manners = &loaded.chats.manners;
+        manners.parts_alone.write(&mut self.chat.messages);
+        if let Some(effort) = &self.effort {
+            manners.efforts.write(effort, &mut self.chat.variables, &mut self.params.warnings);
+        }
         loaded.serving.prompt.render(&self.chat, client).map_err(|error| self.names.error(error))
     }
 

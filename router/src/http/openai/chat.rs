@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::http::body;
+use crate::http::chats::effort::Effort;
 use crate::http::chats::functions::Shape;
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::reader::{Reader, Reading, custom_input};
@@ -78,13 +79,13 @@ pub fn rendered(
 
 fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
     let messages = messages(fields)?;
-    let mut variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
+    let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
         Some(Value::Object(variables)) => variables,
         _ => Map::new(),
     };
-    if let Some(effort) = fields.text(&request_fields::REASONING_EFFORT)? {
-        reason_with(&effort, &mut variables);
-    }
+    let effort = fields
+        .text(&request_fields::REASONING_EFFORT)?
+        .map(|given| Effort { field: request_fields::REASONING_EFFORT.name, given: given.into_owned() });
     let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
     if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
         return Err(ApiError::invalid("best_of", "is not supported for chats; `n` is"));
@@ -98,6 +99,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
     let tools = Tools::parse(fields, &Shape::CHAT, &mut params.warnings)?;
     Ok(ChatRequest {
         params,
+        effort,
         tools,
         chat: Chat {
             messages,
@@ -111,14 +113,6 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         top_logprobs,
         names: FieldNames { max_new_tokens: max_tokens_name(fields), ..FieldNames::CHAT },
     })
-}
-
-/// As templates call it; a variable that a request gives itself goes before.
-pub fn reason_with(effort: &str, variables: &mut Map<String, Value>) {
-    if effort == "none" {
-        variables.entry("enable_thinking").or_insert(Value::Bool(false));
-    }
-    variables.entry("reasoning_effort").or_insert(effort.into());
 }
 
 /// The conversation. Every message is an object with a role, and content that a template can read.
@@ -161,12 +155,10 @@ fn refusals_as_text(message: &mut Value) {
             *part = json!({"type": "text", "text": part["refusal"].take()});
         }
     }
-    if message["content"].is_null() {
-        match message["refusal"].take() {
-            refusal @ Value::String(_) => message["content"] = refusal,
-            _ if message["tool_calls"].is_null() => message["content"] = "".into(),
-            _ => {}
-        }
+    if message["content"].is_null()
+        && let refusal @ Value::String(_) = message["refusal"].take()
+    {
+        message["content"] = refusal;
     }
 }
 

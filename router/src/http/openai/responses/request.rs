@@ -4,6 +4,7 @@ use penstock_core::prompt::Chat;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
+use crate::http::chats::effort::Effort;
 use crate::http::chats::functions::{Namespaced, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
@@ -11,7 +12,7 @@ use crate::http::chats::tools::Tools;
 use crate::http::constraints;
 use crate::http::error::{ApiError, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
-use crate::http::openai::chat::{no_text, reason_with};
+use crate::http::openai::chat::no_text;
 use crate::http::openai::params::GenerationParams;
 use crate::http::openai::responses::answer::Echo;
 use crate::http::request_fields::{self, Most};
@@ -103,14 +104,15 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         Some((grammar, text)) => (grammar?, Some(text)),
         None => (None, None),
     };
-    let mut variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
+    let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
         Some(Value::Object(variables)) => variables,
         _ => Map::new(),
     };
     let reasoning = fields.tree(&request_fields::REASONING)?;
-    if let Some(reasoning) = &reasoning {
-        reason(reasoning, &mut variables, &mut warnings)?;
-    }
+    let effort = match &reasoning {
+        Some(reasoning) => effort(reasoning, &mut warnings)?,
+        None => None,
+    };
     let logprobs = includes_logprobs(fields, &mut warnings)?;
     let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
     if top_logprobs > 0 && !logprobs {
@@ -120,7 +122,7 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     let params = GenerationParams { grammar, ..GenerationParams::read(fields, served, warnings)? };
     // An answer is a new item: it begins a turn, whoever said the last message.
     let chat = Chat { messages, variables, continue_final_message: Some(false), ..Chat::default() };
-    let chat = ChatRequest { params, chat, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
+    let chat = ChatRequest { params, chat, effort, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
     let service_tier = service_tier(fields);
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
 }
@@ -178,24 +180,21 @@ fn grammar(text: &Value, warnings: &mut Warnings) -> Result<Option<constraints::
     Ok(source.map(|source| constraints::Asked { field: NAMES.grammar, source }))
 }
 
-/// `reasoning`.
-fn reason(
-    given: &Value,
-    variables: &mut Map<String, Value>,
-    warnings: &mut Warnings,
-) -> Result<(), ApiError> {
+/// Of `reasoning`.
+fn effort(given: &Value, warnings: &mut Warnings) -> Result<Option<Effort>, ApiError> {
     let reasoning = Object::of(request_fields::REASONING.name.into(), given)?;
+    let mut effort = None;
     if reasoning.get("effort").is_some() {
-        let effort = reasoning.text("effort")?;
-        checked_name(&reasoning.at("effort"), effort)?;
-        reason_with(effort, variables);
+        let given = reasoning.text("effort")?;
+        checked_name(&reasoning.at("effort"), given)?;
+        effort = Some(Effort { field: "reasoning.effort", given: given.to_owned() });
     }
     for name in ["summary", "generate_summary"] {
         if reasoning.get(name).is_some() {
             warnings.no_effect(&reasoning.at(name).to_string(), "here: reasoning is told as it is");
         }
     }
-    Ok(())
+    Ok(effort)
 }
 
 /// What `include` names.
@@ -774,6 +773,6 @@ mod tests {
             assert!(lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
         }
         assert_eq!((asked.params.n, asked.top_logprobs), (1, 0));
-        assert_eq!(asked.chat.variables["reasoning_effort"], "low");
+        assert_eq!(asked.effort, Some(Effort { field: "reasoning.effort", given: "low".to_owned() }));
     }
 }
