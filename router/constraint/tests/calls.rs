@@ -567,9 +567,14 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
         ),
         (
             "harmony",
-            vec![harmony(to, "{\"city\": \"Paris\"}"), harmony("<|channel|>final", "Hello {")],
+            vec![
+                harmony(to, "{\"city\": \"Paris\"}"),
+                harmony(&to.replace("commentary", "analysis"), "{\"city\": \"Paris\"}"),
+                harmony("<|channel|>final", "Hello {"),
+            ],
             vec![
                 harmony(to, "{\"town\": \"Paris\"}"),
+                harmony(&to.replace("commentary", "analysis"), "{\"town\": \"Paris\"}"),
                 harmony("<|channel|>commentary to=functions.nothing", "{}"),
                 harmony("<|channel|>other", "x"),
             ],

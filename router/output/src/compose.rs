@@ -205,10 +205,13 @@ impl Calls<'_> {
         let next = Part::Text(harmony::NEXT_MESSAGE.to_owned());
         let call = |(name, arguments): &(&str, Vec<Part>)| {
             let constraint = Part::OneOf(harmony::CALL_CONSTRAINTS.iter().map(|words| text(words)).collect());
-            let header = Part::OneOf(vec![
-                text(&format!("<|channel|>commentary to=functions.{name}")),
-                text(&format!(" to=functions.{name}<|channel|>commentary")),
-            ]);
+            let headers = harmony::CALL_CHANNELS.iter().flat_map(|channel| {
+                [
+                    text(&format!("<|channel|>{channel} to=functions.{name}")),
+                    text(&format!(" to=functions.{name}<|channel|>{channel}")),
+                ]
+            });
+            let header = Part::OneOf(headers.collect());
             let mut parts = vec![header, constraint];
             parts.extend(arguments.iter().cloned());
             parts
