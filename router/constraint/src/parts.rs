@@ -185,6 +185,7 @@ impl Writer<'_> {
                     .map_err(|reason| CompileError::new(Kind::Invalid, reason))?;
                 self.define('R', "", &format!("/{checked}/"))
             }
+            Part::Expression(expression) => self.define('R', "", &format!("/{expression}/")),
             Part::Number => "/[0-9]{1,3}/".to_owned(),
             Part::Space => format!("({SPACE})?"),
             Part::Opening(text) if self.is_special_first(text) => {

@@ -751,6 +751,26 @@ fn in_json_too_a_function_takes_the_properties_that_it_names() {
     }
 }
 
+/// MiniMax M3 names an argument where its value ends too.
+#[test]
+fn a_function_that_names_no_arguments_leaves_others_bound() {
+    let format = tool_format("minimax_m3").unwrap();
+    let mut given = functions();
+    given[3].schema = json!({"type": "object", "properties": {}});
+    let possible = calls(format, "", &given).possible().unwrap();
+    assert_eq!(possible.unbound, []);
+    let world = World::new(format, false);
+    let grammar = world.compile(possible.parts);
+    let call = |inside: &str| {
+        format!(
+            "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"{inside}]<]minimax[>[</invoke>]<]minimax[>[</tool_call>"
+        )
+    };
+    let city = |key: &str| format!("get_weather\">]<]minimax[>[<{key}>Paris]<]minimax[>[</{key}>");
+    assert!(world.accepts(&grammar, &call("ping\">")) && world.accepts(&grammar, &call(&city("city"))));
+    assert!(!world.accepts(&grammar, &call(&city("town"))));
+}
+
 #[test]
 fn reasoning_goes_before_calls_in_every_format() {
     let functions = functions();
@@ -915,7 +935,13 @@ fn markers_of_reasoning_are_the_templates() {
 
 #[test]
 fn masks_of_free_text_are_computed_once() {
-    let functions = functions();
+    let mut functions = functions();
+    // Its arguments may have any names.
+    functions.push(Callable {
+        name: "list".to_owned(),
+        schema: json!({"type": "object", "properties": {}}),
+        ..functions[0].clone()
+    });
     for (name, has_special) in [("hermes", false), ("qwen3_coder", true), ("glm45", false), ("gemma4", true)]
     {
         let format = tool_format(name).unwrap();
