@@ -139,6 +139,8 @@ impl Writer<'_> {
             Part::Json { .. }
                 | Part::Quoted { .. }
                 | Part::Words { .. }
+                | Part::Until { .. }
+                | Part::Free { .. }
                 | Part::Repeat { .. }
                 | Part::IfPossible { .. }
         ) {

@@ -445,10 +445,42 @@ fn transcripts_of_models_are_let_through() {
     }
 }
 
+/// In a section, what stands between calls begins as what closes it does.
+#[test]
+fn a_section_has_several_calls() {
+    let functions = functions();
+    let invoke = |name: &str| format!("<invoke name=\"{name}\">\n</invoke>");
+    let dsml = |name: &str| format!("<｜DSML｜invoke name=\"{name}\">\n</｜DSML｜invoke>");
+    let hunyuan = |name: &str| format!("<tool_call>{name}<tool_sep>\n</tool_call>");
+    let step = |name: &str| {
+        format!(
+            "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"{name}\">\n</steptml:invoke><｜tool_call_end｜>"
+        )
+    };
+    for (name, open, call, close) in [
+        ("minimax_m2", "<minimax:tool_call>\n", &invoke as &dyn Fn(&str) -> String, "\n</minimax:tool_call>"),
+        ("deepseek_v32", "<｜DSML｜function_calls>\n", &dsml, "\n</｜DSML｜function_calls>"),
+        ("deepseek_v4", "<｜DSML｜tool_calls>\n", &dsml, "\n</｜DSML｜tool_calls>"),
+        ("hunyuan_v3", "<tool_calls>\n", &hunyuan, "\n</tool_calls>"),
+        ("step3", "<｜tool_calls_begin｜>\n", &step, "\n<｜tool_calls_end｜>"),
+    ] {
+        let format = tool_format(name).unwrap();
+        let text = format!("{open}{}\n{}{close}", call("ping"), call("set"));
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            let calls = calls(format, "", &functions);
+            for parts in [calls.possible().unwrap().parts, calls.required().0] {
+                assert!(world.accepts(&world.compile(parts), &text), "{has_special}: {text}");
+            }
+        }
+    }
+}
+
 #[test]
 fn wrong_calls_are_refused_in_each_way_of_writing() {
     let functions = functions();
     let coder = |inside: &str| format!("<tool_call>\n<function={inside}</function>\n</tool_call>");
+    let bare = |inside: &str| format!("<function={inside}</function>");
     let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
     let weather = |more: &str| coder(&format!("get_weather>\n{}{more}", parameter("city", "Paris")));
     let glm = |value: &str| {
@@ -494,6 +526,10 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 coder("ping>\n"),
                 coder(&format!("send>\n{}{}", parameter("to", "10.0.0.1"), parameter("body", "</b> <par>"))),
                 coder(&format!("set>\n{}{}", parameter("a", "-1.5"), parameter("c", "true"))),
+                bare(&format!("get_weather>\n{}", parameter("city", "Paris"))),
+                format!("I look.\n\n{}", bare(&format!("get_weather>\n{}", parameter("city", "Paris")))),
+                format!("{}\n</tool_call>\nDone.", bare("ping>\n")),
+                format!("{}\n{}", bare("ping>\n"), weather("")),
             ],
             vec![
                 weather(&parameter("days", "15")),
@@ -510,7 +546,10 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 )),
                 coder(&format!("set>\n{}", parameter("c", "false"))),
                 weather("").replace("Paris", "x\n</function>\n</tool_call>"),
-                "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>".to_owned(),
+                bare("get_weather>\n"),
+                bare(&format!("get_weather>\n{}", parameter("town", "Paris"))),
+                bare("nothing>\n"),
+                format!("Hm.\n{}", bare(&format!("set>\n{}", parameter("c", "false")))),
             ],
         ),
         ("glm45", vec![glm("14")], vec![glm("0"), glm("x"), glm("</arg_value>1")]),
