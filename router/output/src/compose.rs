@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::argument_schemas::{Budget, Unbound};
 use crate::arguments;
-use crate::formats::{ReasoningFormat, ToolFormat};
+use crate::formats::{EndsAtCall, ReasoningFormat, ToolFormat};
 use crate::frames::Frame;
 use crate::part::{Callable, Part};
 use crate::{Start, harmony, tool_format};
@@ -137,7 +137,7 @@ impl Calls<'_> {
                 let free = vec![Part::Free { without, not_first: first.clone() }];
                 vec![Part::OneOf(vec![calls.clone(), free])]
             };
-            return self.after_reasoning(body);
+            return self.after_reasoning(None, body);
         }
         let ways = self.ways(frame);
         let call = self.behind_a_way(frame, &ways, bodies);
@@ -152,7 +152,8 @@ impl Calls<'_> {
             }
             vec![Part::OneOf(vec![calls, self.free(&ways, not_first)])]
         };
-        self.after_reasoning(body)
+        let way = self.way_in_reasoning(frame);
+        self.after_reasoning(way.map(|way| (way, self.behind_the_name(frame, bodies))), body)
     }
 
     /// The markers that lead to a call's name: of all calls, and of a call whose section was not opened.
@@ -164,6 +165,16 @@ impl Calls<'_> {
             ways.push(Way { marker: marker.to_owned(), rest: rest.to_owned() });
         }
         ways
+    }
+
+    /// In reasoning, where models also write about calls, all that stands before a name leads to it.
+    fn way_in_reasoning(&self, frame: &Frame) -> Option<Way> {
+        let begins = format!("{}{}", frame.open, frame.before_name);
+        let mut marks = self.format.marks_in_reasoning();
+        marks.any(|mark| begins.starts_with(mark)).then(|| {
+            let marker = begins.split('#').next().unwrap_or_default();
+            Way { marker: marker.to_owned(), rest: begins[marker.len()..].to_owned() }
+        })
     }
 
     /// What begins a call whose section was not opened, up to its name. Models leave sections out, and the parser lets them.
@@ -316,20 +327,49 @@ impl Calls<'_> {
     }
 
     /// `body`, which is told what it must not begin with, after reasoning that may be there. An answer may end within its
-    /// reasoning.
-    fn after_reasoning(&self, body: impl Fn(Option<&str>) -> Vec<Part>) -> Vec<Part> {
+    /// reasoning. `call` is one that stands in it, with what leads to it.
+    fn after_reasoning(
+        &self,
+        call: Option<(Way, Vec<Part>)>,
+        body: impl Fn(Option<&str>) -> Vec<Part>,
+    ) -> Vec<Part> {
         let Some(format) = self.reasoning else { return body(None) };
         let (open, close) = format.markers(self.template);
-        let opening = || match self.start {
-            Start::Reasoning => Vec::new(),
-            Start::Content => vec![Part::Opening(open.to_owned())],
+        let call = call.filter(|_| format.ends_at_call != EndsAtCall::Never);
+        let marker: Vec<String> = call.iter().map(|(way, _)| way.marker.clone()).collect();
+        let until = |marker: &str, without: Vec<String>| Part::Until {
+            marker: marker.to_owned(),
+            without,
+            not_first: None,
         };
-        let mut thought = opening();
-        thought.push(Part::Until { marker: close.to_owned(), without: Vec::new(), not_first: None });
+        let mut within = Vec::new();
+        if self.start == Start::Content {
+            within.push(Part::Opening(open.to_owned()));
+        }
+        let mut thought = vec![until(close, marker.clone())];
+        let without = [marker, vec![close.to_owned()]].concat();
+        let cut = vec![Part::Free { without, not_first: None }];
+        let mut ends = Vec::new();
+        if let Some((way, behind)) = call {
+            let mut called = vec![until(&way.marker, vec![close.to_owned()])];
+            called.extend(numbered(&way.rest));
+            called.extend(behind);
+            match format.ends_at_call {
+                // One that is not the last is reasoning, which goes on.
+                EndsAtCall::IfLast | EndsAtCall::Never => {
+                    let most = (!self.may_be_several).then_some(1);
+                    within.push(Part::Repeat { part: called, between: Vec::new(), least: 0, most });
+                }
+                EndsAtCall::Always if self.may_be_several => {
+                    thought = vec![Part::OneOf(vec![thought, called])];
+                }
+                EndsAtCall::Always => ends.push(called),
+            }
+        }
         thought.extend(body(None));
-        let mut cut = opening();
-        cut.push(Part::Free { without: vec![close.to_owned()], not_first: None });
-        let mut choices = vec![thought, cut];
+        ends.extend([thought, cut]);
+        within.push(Part::OneOf(ends));
+        let mut choices = vec![within];
         if self.start == Start::Content {
             choices.push(body(Some(open)));
         }
