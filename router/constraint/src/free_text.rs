@@ -35,20 +35,19 @@ impl FreeText {
     /// Takes the bytes of a token.
     pub(crate) fn pass(&mut self, bytes: &[u8]) -> Passed {
         self.tail.extend_from_slice(bytes);
-        let ends = |marker: &Vec<u8>| {
-            self.tail.windows(marker.len()).position(|part| part == marker).map(|at| at + marker.len())
-        };
-        if let Some(end) = self.markers.iter().filter_map(ends).max() {
-            self.tail.drain(..end);
-            return Passed::Marker;
-        }
+        let ends = |marker: &Vec<u8>| self.tail.windows(marker.len()).any(|part| part == marker);
+        let has_ended = self.markers.iter().any(ends);
         let begun = |marker: &Vec<u8>| {
             let most = (marker.len() - 1).min(self.tail.len());
             (1..=most).rev().find(|&length| self.tail.ends_with(&marker[..length])).unwrap_or(0)
         };
         let begun = self.markers.iter().map(begun).max().unwrap_or(0);
         let is_whole = !matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none());
+        // One may also have ended that begins a longer one.
         self.tail.drain(..self.tail.len() - begun);
+        if has_ended {
+            return Passed::Marker;
+        }
         if begun == 0 && is_whole { Passed::Plain } else { Passed::Begun }
     }
 
@@ -84,6 +83,13 @@ mod tests {
             let mut free = free.clone();
             let found: Vec<Passed> = tokens.iter().map(|token| free.pass(token.as_bytes())).collect();
             assert_eq!(found, passed, "{tokens:?}");
+        }
+        let longer = FreeText::new(vec!["<call>".into(), "<call>\n{".into()]).unwrap();
+        for tokens in [vec!["<call>", "\n", "{"], vec!["x<ca", "ll>\n{"], vec!["<call>\n", "{x"]] {
+            let mut longer = longer.clone();
+            let found: Vec<Passed> = tokens.iter().map(|token| longer.pass(token.as_bytes())).collect();
+            assert_eq!(found.last(), Some(&Passed::Marker), "{tokens:?}");
+            assert_eq!((longer.pass(b"x"), longer.is_plain()), (Passed::Plain, true), "{tokens:?}");
         }
         let mut free = free;
         assert_eq!(free.pass(&"ü".as_bytes()[..1]), Passed::Begun);

@@ -139,6 +139,8 @@ impl Writer<'_> {
             Part::Json { .. }
                 | Part::Quoted { .. }
                 | Part::Words { .. }
+                | Part::Until { .. }
+                | Part::Free { .. }
                 | Part::Repeat { .. }
                 | Part::IfPossible { .. }
         ) {
@@ -185,6 +187,7 @@ impl Writer<'_> {
                     .map_err(|reason| CompileError::new(Kind::Invalid, reason))?;
                 self.define('R', "", &format!("/{checked}/"))
             }
+            Part::Expression(expression) => self.define('R', "", &format!("/{expression}/")),
             Part::Number => "/[0-9]{1,3}/".to_owned(),
             Part::Space => format!("({SPACE})?"),
             Part::Opening(text) if self.is_special_first(text) => {

@@ -140,13 +140,15 @@ impl<'a> Writer<'a> {
         let Some(parameters) = parameters else { return unbound(at, "the format has no elements") };
         let properties = match self.schemas.properties(self.schemas.root, at)? {
             Properties::Named(properties) => properties,
+            // What ends a value names its key, and a grammar cannot say that a name comes again: there are no arguments.
+            Properties::Free(Value::Bool(true)) if elements.close.contains('%') => return Ok(Vec::new()),
             Properties::Free(_) if elements.close.contains('%') => {
                 return unbound(at, "it has no `properties` to name");
             }
             Properties::Free(schema) => {
                 let key = vec![
                     Part::Text(elements.before_key.to_owned()),
-                    Part::Regex("[A-Za-z_][A-Za-z0-9_.-]*".to_owned()),
+                    Part::Expression("[A-Za-z_][A-Za-z0-9_.-]*"),
                 ];
                 let part = self.element(elements, parameters, key, "", schema, at)?;
                 return Ok(vec![Part::Repeat { part, between: Vec::new(), least: 0, most: None }]);
@@ -295,7 +297,7 @@ impl<'a> Writer<'a> {
             Properties::Named(properties) => properties,
             Properties::Free(schema) => {
                 let mut part =
-                    vec![Part::Regex("[A-Za-z_][A-Za-z0-9_]*".to_owned()), Part::Text(between.to_owned())];
+                    vec![Part::Expression("[A-Za-z_][A-Za-z0-9_]*"), Part::Text(between.to_owned())];
                 part.extend(value(schema, at)?);
                 return Ok(vec![Part::Repeat { part, between: vec![comma()], least: 0, most: None }]);
             }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::argument_schemas::{Budget, Unbound};
 use crate::arguments;
-use crate::formats::{ReasoningFormat, ToolFormat};
+use crate::formats::{EndsAtCall, ReasoningFormat, ToolFormat};
 use crate::frames::Frame;
 use crate::part::{Callable, Part};
 use crate::{Start, harmony, tool_format};
@@ -26,6 +26,12 @@ pub struct Possible {
     pub parts: Vec<Part>,
     /// Of functions that are not strict: calls of these are held to no schema.
     pub unbound: Vec<Unbound>,
+}
+
+/// A marker that free text does not have, and what leads from it to a call's name.
+struct Way {
+    marker: String,
+    rest: String,
 }
 
 /// A function's name, and what stands behind it up to the call's end.
@@ -131,36 +137,92 @@ impl Calls<'_> {
                 let free = vec![Part::Free { without, not_first: first.clone() }];
                 vec![Part::OneOf(vec![calls.clone(), free])]
             };
-            return self.after_reasoning(body);
+            return self.after_reasoning(None, body);
         }
+        let ways = self.ways(frame);
+        let call = self.behind_a_way(frame, &ways, bodies);
         let body = |not_first: Option<&str>| {
-            let mut call = self.until(frame.trigger, not_first);
-            call.extend(match frame.open.strip_prefix(frame.trigger) {
-                Some(open) => self.section(frame, open, frame.before_name, bodies),
-                None => {
-                    let before_name = frame.before_name.strip_prefix(frame.trigger).unwrap_or_default();
-                    one(frame, before_name, bodies)
-                }
-            });
-            let free = self.free(frame.trigger, not_first);
+            let mut calls = vec![self.to_a_name(&ways, not_first)];
             if frame.is_single || !self.may_be_several {
-                return vec![Part::OneOf(vec![call, free])];
+                calls.extend(call.iter().cloned());
+            } else {
+                let between = vec![self.to_a_name(&ways, None)];
+                calls.push(Part::Repeat { part: call.clone(), between, least: 1, most: None });
+                calls.extend(self.free(&ways, None));
             }
-            let mut more = self.until(frame.trigger, None);
-            more.extend(call.iter().skip(self.until(frame.trigger, not_first).len()).cloned());
-            call.push(Part::Repeat { part: more, between: Vec::new(), least: 0, most: None });
-            call.extend(self.free(frame.trigger, None));
-            vec![Part::OneOf(vec![call, free])]
+            vec![Part::OneOf(vec![calls, self.free(&ways, not_first)])]
         };
-        self.after_reasoning(body)
+        let way = self.way_in_reasoning(frame);
+        self.after_reasoning(way.map(|way| (way, self.behind_the_name(frame, bodies))), body)
+    }
+
+    /// The markers that lead to a call's name: of all calls, and of a call whose section was not opened.
+    fn ways(&self, frame: &Frame) -> Vec<Way> {
+        let begins = format!("{}{}", frame.open, frame.before_name);
+        let rest = begins.strip_prefix(frame.trigger).unwrap_or_default();
+        let mut ways = vec![Way { marker: frame.trigger.to_owned(), rest: rest.to_owned() }];
+        if let Some((marker, rest)) = self.without_section(frame) {
+            ways.push(Way { marker: marker.to_owned(), rest: rest.to_owned() });
+        }
+        ways
+    }
+
+    /// In reasoning, where models also write about calls, all that stands before a name leads to it.
+    fn way_in_reasoning(&self, frame: &Frame) -> Option<Way> {
+        let begins = format!("{}{}", frame.open, frame.before_name);
+        let mut marks = self.format.marks_in_reasoning();
+        marks.any(|mark| begins.starts_with(mark)).then(|| {
+            let marker = begins.split('#').next().unwrap_or_default();
+            Way { marker: marker.to_owned(), rest: begins[marker.len()..].to_owned() }
+        })
+    }
+
+    /// What begins a call whose section was not opened, up to its name. Models leave sections out, and the parser lets them.
+    fn without_section<'f>(&self, frame: &'f Frame) -> Option<(&'static str, &'f str)> {
+        self.format.section.as_ref()?;
+        let openings = self.format.calls.iter().flat_map(|call| call.open).copied();
+        let stand_there = openings.filter(|opening| frame.before_name.contains(opening));
+        let marker = stand_there.min_by_key(|opening| opening.len())?;
+        Some((marker, frame.before_name.split_once(marker)?.1))
+    }
+
+    /// A call from its name on, with those that follow it in a list or a section, and what closes that.
+    fn behind_the_name(&self, frame: &Frame, bodies: &Bodies) -> Vec<Part> {
+        if frame.open.is_empty() {
+            return one(frame, "", bodies);
+        }
+        let mut between = vec![Part::Text(frame.between.to_owned())];
+        between.extend(numbered(frame.before_name));
+        self.listed(frame, one(frame, "", bodies), between)
+    }
+
+    /// The same behind each of the ways: a section need not be closed, and its next call has a marker of its own.
+    fn behind_a_way(&self, frame: &Frame, ways: &[Way], bodies: &Bodies) -> Vec<Part> {
+        if self.without_section(frame).is_none() {
+            return self.behind_the_name(frame, bodies);
+        }
+        let closes = self.format.calls.iter().flat_map(|call| call.close);
+        let ends = closes.filter_map(|close| Some(frame.after.find(close)? + close.len()));
+        let (after, rest) = frame.after.split_at(ends.max().unwrap_or(frame.after.len()));
+        let close = format!("{rest}{}", frame.close);
+        // Where free text may follow, it may stand before that too: there the same may always follow.
+        let close = match self.may_be_several && !frame.is_single {
+            true => self.until(close.trim_start(), ways, None),
+            false => Part::Text(close),
+        };
+        let mut call = one(&Frame { after, ..*frame }, "", bodies);
+        call.push(Part::Repeat { part: vec![close], between: Vec::new(), least: 0, most: Some(1) });
+        call
     }
 
     /// Other markers that the parser takes for the beginning of a call: free text has none of them.
-    fn other_openings(&self, trigger: &str) -> Vec<String> {
+    fn other_openings(&self, ways: &[Way]) -> Vec<String> {
         let sections = self.format.section.iter().flat_map(|section| section.open);
         let openings = sections.chain(self.format.calls.iter().flat_map(|call| call.open));
+        let is_other =
+            |opening: &&&str| !opening.is_empty() && !ways.iter().any(|way| opening.starts_with(&way.marker));
         let mut others: Vec<String> = Vec::new();
-        for opening in openings.filter(|opening| !opening.is_empty() && !opening.starts_with(trigger)) {
+        for opening in openings.filter(is_other) {
             if !others.iter().any(|other| other == opening) {
                 others.push((*opening).to_owned());
             }
@@ -169,10 +231,10 @@ impl Calls<'_> {
     }
 
     /// Any text without a call.
-    fn free(&self, trigger: &str, not_first: Option<&str>) -> Vec<Part> {
+    fn free(&self, ways: &[Way], not_first: Option<&str>) -> Vec<Part> {
         let free = |not_first: Option<&str>| {
-            let mut without = self.other_openings(trigger);
-            without.push(trigger.to_owned());
+            let mut without = self.other_openings(ways);
+            without.extend(ways.iter().map(|way| way.marker.clone()));
             Part::Free { without, not_first: not_first.map(str::to_owned) }
         };
         let mut parts = vec![free(not_first)];
@@ -183,17 +245,26 @@ impl Calls<'_> {
         parts
     }
 
-    /// Any text up to where a call begins, and its marker.
-    fn until(&self, trigger: &str, not_first: Option<&str>) -> Vec<Part> {
-        let until = |not_first: Option<&str>| Part::Until {
-            marker: trigger.to_owned(),
-            without: self.other_openings(trigger),
-            not_first: not_first.map(str::to_owned),
-        };
-        let Some(silent) = silent(Some(self.format), self.reasoning) else { return vec![until(not_first)] };
-        let mut after_markers = self.free(trigger, not_first);
-        after_markers.extend([silent, until(None)]);
-        vec![Part::OneOf(vec![vec![until(not_first)], after_markers])]
+    /// Any text without a call, and a marker.
+    fn until(&self, marker: &str, ways: &[Way], not_first: Option<&str>) -> Part {
+        let mut without = self.other_openings(ways);
+        without.extend(ways.iter().map(|way| way.marker.clone()).filter(|other| other != marker));
+        Part::Until { marker: marker.to_owned(), without, not_first: not_first.map(str::to_owned) }
+    }
+
+    /// Any text up to where a call begins, and what stands before its name.
+    fn to_a_name(&self, ways: &[Way], not_first: Option<&str>) -> Part {
+        let choices = ways.iter().map(|way| {
+            let mut parts = vec![self.until(&way.marker, ways, not_first)];
+            if let Some(silent) = silent(Some(self.format), self.reasoning) {
+                let mut after_markers = self.free(ways, not_first);
+                after_markers.extend([silent, self.until(&way.marker, ways, None)]);
+                parts = vec![Part::OneOf(vec![parts, after_markers])];
+            }
+            parts.extend(numbered(&way.rest));
+            parts
+        });
+        Part::OneOf(choices.collect())
     }
 
     /// GPT-OSS: messages in channels, and a call as the last.
@@ -205,10 +276,13 @@ impl Calls<'_> {
         let next = Part::Text(harmony::NEXT_MESSAGE.to_owned());
         let call = |(name, arguments): &(&str, Vec<Part>)| {
             let constraint = Part::OneOf(harmony::CALL_CONSTRAINTS.iter().map(|words| text(words)).collect());
-            let header = Part::OneOf(vec![
-                text(&format!("<|channel|>commentary to=functions.{name}")),
-                text(&format!(" to=functions.{name}<|channel|>commentary")),
-            ]);
+            let headers = harmony::CALL_CHANNELS.iter().flat_map(|channel| {
+                [
+                    text(&format!("<|channel|>{channel} to=functions.{name}")),
+                    text(&format!(" to=functions.{name}<|channel|>{channel}")),
+                ]
+            });
+            let header = Part::OneOf(headers.collect());
             let mut parts = vec![header, constraint];
             parts.extend(arguments.iter().cloned());
             parts
@@ -231,33 +305,71 @@ impl Calls<'_> {
 
     /// All calls of an answer, or of one section.
     fn section(&self, frame: &Frame, open: &str, before_name: &str, bodies: &Bodies) -> Vec<Part> {
+        let mut parts = vec![Part::Text(open.to_owned())];
+        let between = vec![Part::Text(frame.between.to_owned())];
+        parts.extend(self.listed(frame, one(frame, before_name, bodies), between));
+        parts.retain(|part| !matches!(part, Part::Text(text) if text.is_empty()));
+        parts
+    }
+
+    /// `call`, and more of them if there may be, and what closes the list.
+    fn listed(&self, frame: &Frame, call: Vec<Part>, between: Vec<Part>) -> Vec<Part> {
         let several = self.may_be_several && !frame.is_single;
-        let calls = Part::Repeat {
-            part: one(frame, before_name, bodies),
-            between: vec![Part::Text(frame.between.to_owned())],
-            least: 1,
-            most: (!several).then_some(1),
+        // What stands between calls may begin what closes them. As a text of its own it is not taken for a part of that.
+        let (same, close) = match frame.close.strip_prefix(frame.between) {
+            Some(close) if !frame.between.is_empty() => (frame.between, close),
+            _ => ("", frame.close),
         };
-        let mut parts = vec![Part::Text(open.to_owned()), calls, Part::Text(frame.close.to_owned())];
+        let calls = Part::Repeat { part: call, between, least: 1, most: (!several).then_some(1) };
+        let mut parts = vec![calls, Part::Text(same.to_owned()), Part::Text(close.to_owned())];
         parts.retain(|part| !matches!(part, Part::Text(text) if text.is_empty()));
         parts
     }
 
     /// `body`, which is told what it must not begin with, after reasoning that may be there. An answer may end within its
-    /// reasoning.
-    fn after_reasoning(&self, body: impl Fn(Option<&str>) -> Vec<Part>) -> Vec<Part> {
+    /// reasoning. `call` is one that stands in it, with what leads to it.
+    fn after_reasoning(
+        &self,
+        call: Option<(Way, Vec<Part>)>,
+        body: impl Fn(Option<&str>) -> Vec<Part>,
+    ) -> Vec<Part> {
         let Some(format) = self.reasoning else { return body(None) };
         let (open, close) = format.markers(self.template);
-        let opening = || match self.start {
-            Start::Reasoning => Vec::new(),
-            Start::Content => vec![Part::Opening(open.to_owned())],
+        let call = call.filter(|_| format.ends_at_call != EndsAtCall::Never);
+        let marker: Vec<String> = call.iter().map(|(way, _)| way.marker.clone()).collect();
+        let until = |marker: &str, without: Vec<String>| Part::Until {
+            marker: marker.to_owned(),
+            without,
+            not_first: None,
         };
-        let mut thought = opening();
-        thought.push(Part::Until { marker: close.to_owned(), without: Vec::new(), not_first: None });
+        let mut within = Vec::new();
+        if self.start == Start::Content {
+            within.push(Part::Opening(open.to_owned()));
+        }
+        let mut thought = vec![until(close, marker.clone())];
+        let without = [marker, vec![close.to_owned()]].concat();
+        let cut = vec![Part::Free { without, not_first: None }];
+        let mut ends = Vec::new();
+        if let Some((way, behind)) = call {
+            let mut called = vec![until(&way.marker, vec![close.to_owned()])];
+            called.extend(numbered(&way.rest));
+            called.extend(behind);
+            match format.ends_at_call {
+                // One that is not the last is reasoning, which goes on.
+                EndsAtCall::IfLast | EndsAtCall::Never => {
+                    let most = (!self.may_be_several).then_some(1);
+                    within.push(Part::Repeat { part: called, between: Vec::new(), least: 0, most });
+                }
+                EndsAtCall::Always if self.may_be_several => {
+                    thought = vec![Part::OneOf(vec![thought, called])];
+                }
+                EndsAtCall::Always => ends.push(called),
+            }
+        }
         thought.extend(body(None));
-        let mut cut = opening();
-        cut.push(Part::Free { without: vec![close.to_owned()], not_first: None });
-        let mut choices = vec![thought, cut];
+        ends.extend([thought, cut]);
+        within.push(Part::OneOf(ends));
+        let mut choices = vec![within];
         if self.start == Start::Content {
             choices.push(body(Some(open)));
         }
@@ -322,15 +434,21 @@ fn silent(tool: Option<&ToolFormat>, reasoning: Option<&ReasoningFormat>) -> Opt
     (!choices.is_empty()).then_some(Part::OneOf(choices))
 }
 
+/// A text in which each `#` is a number.
+fn numbered(text: &str) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (index, text) in text.split('#').enumerate() {
+        parts.extend((index > 0).then_some(Part::Number));
+        parts.extend((!text.is_empty()).then(|| Part::Text(text.to_owned())));
+    }
+    parts
+}
+
 /// A call of one of the functions.
 fn one(frame: &Frame, before_name: &str, bodies: &Bodies) -> Vec<Part> {
     let call = |(name, arguments): &(&str, Vec<Part>)| {
         let before = format!("{before_name}{name}{}", frame.before_arguments);
-        let mut parts = Vec::new();
-        for (index, text) in before.split('#').enumerate() {
-            parts.extend((index > 0).then_some(Part::Number));
-            parts.push(Part::Text(text.to_owned()));
-        }
+        let mut parts = numbered(&before);
         parts.extend(arguments.iter().cloned());
         parts.extend((!frame.after.is_empty()).then(|| Part::Text(frame.after.to_owned())));
         parts

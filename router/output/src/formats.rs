@@ -23,6 +23,15 @@ impl ToolFormat {
     pub(crate) fn has_channels(&self) -> bool {
         matches!(self.calls[0].body, Body::Harmony)
     }
+
+    /// Markers of calls within reasoning: those that stand before all calls. Of a format whose calls may do without there are
+    /// none.
+    pub(crate) fn marks_in_reasoning(&self) -> impl Iterator<Item = &'static str> {
+        let is_marked = !self.calls.iter().any(|call| call.open.contains(&""));
+        let sections = self.section.iter().flat_map(|section| section.open);
+        let calls = self.calls.iter().filter(|_| self.section.is_none()).flat_map(|call| call.open);
+        sections.chain(calls).copied().filter(move |_| is_marked)
+    }
 }
 
 /// How a family of models writes reasoning.
@@ -33,8 +42,7 @@ pub struct ReasoningFormat {
     pub(crate) signs: &'static [&'static [&'static str]],
     pub(crate) open: &'static [&'static str],
     pub(crate) close: &'static [&'static str],
-    /// A call ends reasoning that was not closed.
-    pub(crate) ends_at_call: bool,
+    pub(crate) ends_at_call: EndsAtCall,
     pub(crate) silent: &'static [&'static str],
 }
 
@@ -43,6 +51,17 @@ impl ReasoningFormat {
     pub(crate) fn has_channels(&self) -> bool {
         self.open.is_empty()
     }
+}
+
+/// Whether a call within reasoning ends it, which then was not closed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum EndsAtCall {
+    /// It is reasoning.
+    Never,
+    /// If the answer ends with it: models forget to close reasoning, and they also try out calls within it.
+    IfLast,
+    /// The model goes from reasoning to calls without closing it.
+    Always,
 }
 
 /// What stands around all calls. Calls without it are calls too.

@@ -28,9 +28,17 @@ pub(crate) const MESSAGE_HEADERS: &[&str] = &[
 /// The headers of messages for the user begin so.
 pub(crate) const FINAL: &str = "<|channel|>final";
 
+/// The channels that calls stand in, as the model chooses; its guide names the first.
+pub(crate) const CALL_CHANNELS: &[&str] = &["commentary", "analysis"];
+
 /// Between a call's recipient and its body.
-pub(crate) const CALL_CONSTRAINTS: &[&str] =
-    &[" <|constrain|>json<|message|>", "<|constrain|>json<|message|>", " json<|message|>", "<|message|>"];
+pub(crate) const CALL_CONSTRAINTS: &[&str] = &[
+    " <|constrain|>json<|message|>",
+    "<|constrain|>json<|message|>",
+    " json<|message|>",
+    " code<|message|>",
+    "<|message|>",
+];
 
 /// Ends a message and begins another one.
 pub(crate) const NEXT_MESSAGE: &str = "<|end|><|start|>assistant";

@@ -1,6 +1,6 @@
 //! The markers that a parser looks for in prose, by what surrounds it.
 
-use crate::formats::{ReasoningFormat, Seen, ToolFormat, seen};
+use crate::formats::{EndsAtCall, ReasoningFormat, Seen, ToolFormat, seen};
 
 /// Markers to look for in one kind of text.
 #[derive(Debug, Default)]
@@ -88,8 +88,9 @@ pub(crate) fn marks(
         .iter()
         .map(|&marker| (marker, Mark::CloseReasoning))
         .collect();
-    if reasoning.is_some_and(|format| format.ends_at_call) {
-        in_reasoning.extend(begins.clone());
+    if reasoning.is_some_and(|format| format.ends_at_call != EndsAtCall::Never) {
+        let markers: Vec<_> = tool.into_iter().flat_map(ToolFormat::marks_in_reasoning).collect();
+        in_reasoning.extend(begins.iter().filter(|(marker, _)| markers.contains(marker)));
     }
     [
         Marks::new([silent.clone(), begins.clone()].concat()),

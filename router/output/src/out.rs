@@ -41,6 +41,18 @@ impl Out<'_> {
         self.deltas.push(Delta::CallEnds { index, complete });
     }
 
+    /// Calls of a parser of its own, counted from `first` on. Other text is white space between them.
+    pub(crate) fn calls(&mut self, deltas: Vec<Delta>, first: usize) {
+        for delta in deltas {
+            match delta {
+                Delta::CallBegins { index, name } => self.begins(first + index, name),
+                Delta::Arguments { index, json } => self.arguments(first + index, &json),
+                Delta::CallEnds { index, complete } => self.ends(first + index, complete),
+                Delta::Content(_) | Delta::Reasoning(_) => {}
+            }
+        }
+    }
+
     fn last(&mut self) -> Option<&mut Delta> {
         self.deltas[self.from..].last_mut()
     }

@@ -7,7 +7,9 @@
 use std::mem;
 use std::sync::Arc;
 
-use crate::formats::{Body, Call, ReasoningFormat, Seen, ToolFormat, after_space, at_most, find, seen};
+use crate::formats::{
+    Body, Call, EndsAtCall, ReasoningFormat, Seen, ToolFormat, after_space, at_most, find, seen,
+};
 use crate::harmony::Harmony;
 use crate::json::{self, Copied, Scanner};
 use crate::marks::{IN_REASONING, IN_SECTION, Mark, Marks, OUTSIDE, marks};
@@ -61,6 +63,8 @@ enum State {
     Prose,
     /// What may be a call.
     Reading(Attempt),
+    /// A call within reasoning, which is one if the answer ends with it.
+    Perhaps(Box<Perhaps>),
     /// Arguments that are passed on as they come.
     Json(Scanner, After),
     Parameters(ParameterStream, &'static Call),
@@ -87,6 +91,24 @@ struct Attempt {
     furthest: usize,
     /// The call's own marker, or that of the section, was seen.
     through: Through,
+}
+
+/// What a call within reasoning is if it ends the answer. All of its text is held back.
+#[derive(Debug)]
+struct Perhaps {
+    parser: Parser,
+    deltas: Vec<Delta>,
+    /// Of the text that is held back, what the parser has seen.
+    read: usize,
+}
+
+impl Perhaps {
+    /// Something other than calls came after delta number `from`.
+    fn has_text(&self, from: usize) -> bool {
+        self.deltas[from..]
+            .iter()
+            .any(|delta| matches!(delta, Delta::Content(text) if !text.trim().is_empty()))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,6 +195,7 @@ impl Parser {
             let flow = match mem::replace(&mut self.state, State::Prose) {
                 State::Prose => self.prose(&mut out),
                 State::Reading(attempt) => self.reading(attempt, &mut out),
+                State::Perhaps(perhaps) => self.perhaps(perhaps, &mut out),
                 State::Json(scanner, after) => self.json(scanner, after, &mut out),
                 State::Parameters(stream, call) => self.parameters(stream, call, &mut out),
                 State::Broken(call) => self.broken(call, &mut out),
@@ -390,6 +413,10 @@ impl Parser {
                 self.give(limit, out);
             }
             Read::NoCall | Read::Ends => self.no_call(attempt, out),
+            Read::Begins(..) if self.in_reasoning && self.ends_at_call() == EndsAtCall::IfLast => {
+                let parser = Parser::new(self.tool, None, self.tools.clone(), Start::Content);
+                self.state = State::Perhaps(Box::new(Perhaps { parser, deltas: Vec::new(), read: 0 }));
+            }
             Read::Begins(name, given) => {
                 self.in_reasoning = false;
                 // Models leave out what opens a section, and close it all the same.
@@ -398,6 +425,58 @@ impl Parser {
                 self.begin(name, given, attempt, call, out);
             }
         }
+        Flow::On
+    }
+
+    fn ends_at_call(&self) -> EndsAtCall {
+        self.reasoning.map_or(EndsAtCall::Never, |format| format.ends_at_call)
+    }
+
+    /// Whether the answer ends with the call does not depend on how the text is cut, so it is looked at one character at a time.
+    fn perhaps(&mut self, mut perhaps: Box<Perhaps>, out: &mut Out) -> Flow {
+        let close = self.reasoning.map_or(&[][..], |format| format.close);
+        while perhaps.read <= MAX_HELD {
+            let held = &self.text[self.start..];
+            let is_over = match seen(close, held, perhaps.read, self.is_over) {
+                // Reasoning may be closed behind the call.
+                Seen::Found(bytes, ()) if after_space(held, perhaps.read + bytes) < held.len() => break,
+                Seen::Found(..) => true,
+                Seen::Partly => false,
+                Seen::Nothing => match held[perhaps.read..].chars().next() {
+                    Some(next) => {
+                        let (from, to) = (perhaps.deltas.len(), perhaps.read + next.len_utf8());
+                        perhaps.parser.push(&held[perhaps.read..to], &mut perhaps.deltas);
+                        perhaps.read = to;
+                        if perhaps.has_text(from) {
+                            break;
+                        }
+                        continue;
+                    }
+                    None => true,
+                },
+            };
+            if !(is_over && self.is_over) {
+                self.state = State::Perhaps(perhaps);
+                return Flow::Wait;
+            }
+            let from = perhaps.deltas.len();
+            perhaps.parser.finish(&mut perhaps.deltas);
+            if perhaps.has_text(from) {
+                break;
+            }
+            self.start = self.text.len();
+            self.in_reasoning = false;
+            let calls = self.calls;
+            self.calls += perhaps.parser.calls;
+            out.calls(perhaps.deltas, calls);
+            return Flow::Wait;
+        }
+        let space = after_space(self.held(), 0).min(perhaps.read);
+        self.leave_edge(space, out);
+        // White space before the end of reasoning is looked at there.
+        let read = &self.held()[..perhaps.read - space];
+        let space = (read.len() - read.trim_ascii_end().len()) % (MAX_SPACE + 1);
+        self.give(read.len() - space, out);
         Flow::On
     }
 

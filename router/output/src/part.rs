@@ -23,8 +23,10 @@ pub enum Part {
     },
     /// Any JSON object.
     JsonObject,
-    /// A text that the expression matches.
+    /// A text that the client's expression matches.
     Regex(String),
+    /// A text that the server's expression matches. It stands in no free text.
+    Expression(&'static str),
     /// One of these texts.
     Choice(Vec<String>),
     /// A number of up to three digits.

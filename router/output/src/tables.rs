@@ -1,7 +1,8 @@
 //! The formats, as data. docs/tool-calls.md says which models write them and where they are described.
 
 use crate::formats::{
-    Arguments, Body, Call, Closes, Envelope, Name, Parameters, ReasoningFormat, Section, ToolFormat, Unknown,
+    Arguments, Body, Call, Closes, EndsAtCall, Envelope, Name, Parameters, ReasoningFormat, Section,
+    ToolFormat, Unknown,
 };
 
 /// Templates are compared in this order: a format whose signs another has too stands after it.
@@ -485,7 +486,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<|open|>", "<|sep|>", "think"]],
         open: &["<|open|>think<|sep|>"],
         close: &["<|close|>think<|sep|>"],
-        ends_at_call: true,
+        ends_at_call: EndsAtCall::Always,
         silent: KIMI_K3_ANSWER,
     },
     ReasoningFormat {
@@ -494,7 +495,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<|tool_calls_section_begin|>", "think>"]],
         open: &["<think>"],
         close: &["</think>"],
-        ends_at_call: true,
+        ends_at_call: EndsAtCall::Always,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -528,6 +529,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<seed:think>"]],
         open: &["<seed:think>"],
         close: &["</seed:think>"],
+        ends_at_call: EndsAtCall::IfLast,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -536,6 +538,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<|channel>"]],
         open: &["<|channel>thought\n", "<|channel>"],
         close: &["<channel|>"],
+        ends_at_call: EndsAtCall::IfLast,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -544,6 +547,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<mm:think>"]],
         open: &["<mm:think>"],
         close: &["</mm:think>"],
+        ends_at_call: EndsAtCall::IfLast,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -568,6 +572,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<tool_sep", "<think"]],
         open: &["<think>", "<think:opensource>"],
         close: &["</think>", "</think:opensource>"],
+        ends_at_call: EndsAtCall::IfLast,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -616,6 +621,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<think>"], &["</think>"]],
         open: &["<think>"],
         close: &["</think>"],
+        ends_at_call: EndsAtCall::IfLast,
         ..REASONING_FORMAT
     },
 ];
@@ -629,7 +635,7 @@ const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     signs: &[],
     open: &[],
     close: &[],
-    ends_at_call: false,
+    ends_at_call: EndsAtCall::Never,
     silent: &[],
 };
 
