@@ -610,20 +610,22 @@ mod tests {
 
     const NESTED: &str = r#"{"b": [1, "}</tool_call>"]}"#;
 
-    /// The arguments `{"a": {"b": [1, "}</tool_call>"]}, "t": "x"}`.
+    const TEXT: &str = "\nx\n";
+
+    /// The arguments `{"a": {"b": [1, "}</tool_call>"]}, "t": "\nx\n"}`.
     fn arguments(frame: &Frame) -> String {
         match frame.writing {
-            Writing::Json => format!("{{\"a\": {NESTED}, \"t\": \"x\"}}"),
-            Writing::Python => format!("a={NESTED}, t=\"x\""),
+            Writing::Json => format!("{{\"a\": {NESTED}, \"t\": {TEXT:?}}}"),
+            Writing::Python => format!("a={NESTED}, t={TEXT:?}"),
             Writing::Braces(quote) => {
-                format!("{{a:{{b:[1,{quote}}}</tool_call>{quote}]}},t:{quote}x{quote}}}")
+                format!("{{a:{{b:[1,{quote}}}</tool_call>{quote}]}},t:{quote}{TEXT}{quote}}}")
             }
             Writing::Elements(elements) => {
                 let one = |key: &str, before: &str, value: &str| {
                     let (before, close) = (before.replace('%', "object"), elements.close.replace('%', key));
                     format!("{}{key}{before}{value}{close}{}", elements.before_key, elements.after)
                 };
-                one("a", elements.before_json, NESTED) + &one("t", elements.before_text, "x")
+                one("a", elements.before_json, NESTED) + &one("t", elements.before_text, TEXT)
             }
         }
     }
@@ -642,7 +644,7 @@ mod tests {
     fn what_is_written_in_a_frame_is_read_as_calls() {
         let parameters =
             serde_json::json!({"properties": {"a": {"type": "object"}, "t": {"type": "string"}}});
-        let expected = serde_json::json!({"a": {"b": [1, "}</tool_call>"]}, "t": "x"});
+        let expected = serde_json::json!({"a": {"b": [1, "}</tool_call>"]}, "t": TEXT});
         let tools =
             ["get_weather", "f"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
         for (name, _, frame) in FRAMES {

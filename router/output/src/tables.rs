@@ -158,11 +158,12 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             close: &["</invoke>"],
             body: Body::Named(
                 Name { ends: &[">"], attribute: Some("name"), ..NAME },
+                // Its template writes values with nothing around them: their line breaks are their own.
                 Arguments::Parameters(Parameters {
                     open: "<parameter ",
-                    head_ends: &[">\n", ">"],
+                    head_ends: &[">"],
                     key: Some("name"),
-                    closes: Closes::Markers(&["\n</parameter>", "</parameter>"]),
+                    closes: Closes::Markers(&["</parameter>"]),
                     ..PARAMETERS
                 }),
             ),
@@ -174,7 +175,19 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         aliases: &["seed-oss"],
         signs: &[&["<seed:tool_call>"]],
         section: Some(Section { open: &["<seed:tool_call>"], close: &["</seed:tool_call>"] }),
-        calls: FUNCTION_ELEMENTS,
+        calls: &[Call {
+            open: &["<function="],
+            close: &["</function>"],
+            body: Body::Named(
+                Name { ends: &[">"], ..NAME },
+                // As of MiniMax M2.
+                Arguments::Parameters(Parameters {
+                    head_ends: &[">"],
+                    closes: Closes::Markers(&["</parameter>"]),
+                    ..FUNCTION_PARAMETERS
+                }),
+            ),
+        }],
         ..FORMAT
     },
     ToolFormat {
@@ -696,21 +709,21 @@ const DSML: &[Call] = &[
     },
 ];
 
-/// Qwen3-Coder's, which Seed-OSS and Step 3.5 took over.
+/// Qwen3-Coder's, which Step 3.5 took over.
 const FUNCTION_ELEMENTS: &[Call] = &[Call {
     open: &["<function="],
     close: &["</function>"],
-    body: Body::Named(
-        Name { ends: &[">"], ..NAME },
-        Arguments::Parameters(Parameters {
-            open: "<parameter=",
-            head_ends: &[">\n", ">"],
-            closes: Closes::Markers(&["\n</parameter>", "</parameter>"]),
-            may_stay_open: true,
-            ..PARAMETERS
-        }),
-    ),
+    body: Body::Named(Name { ends: &[">"], ..NAME }, Arguments::Parameters(FUNCTION_PARAMETERS)),
 }];
+
+/// Qwen3-Coder's, with line breaks around values.
+const FUNCTION_PARAMETERS: Parameters = Parameters {
+    open: "<parameter=",
+    head_ends: &[">\n", ">"],
+    closes: Closes::Markers(&["\n</parameter>", "</parameter>"]),
+    may_stay_open: true,
+    ..PARAMETERS
+};
 
 /// GLM's, which Hunyuan took over.
 const ARGUMENT_ELEMENTS: Arguments = Arguments::Parameters(Parameters {

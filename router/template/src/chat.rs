@@ -110,11 +110,27 @@ impl ChatTemplates {
             return Err(InvalidChat::Documents.into());
         }
         let template = self.choose(chat)?;
-        let messages: Vec<Json> = chat.messages.iter().map(as_templates_expect).collect();
+        let mut messages: Vec<Json> = chat.messages.iter().map(as_templates_expect).collect();
+        match self.render_messages(template, &messages, chat, client) {
+            // Many templates go through the arguments of a call.
+            Err(ChatError::Template(_)) if wrap_arguments(&mut messages) => {
+                self.render_messages(template, &messages, chat, client)
+            }
+            rendered => rendered,
+        }
+    }
+
+    fn render_messages(
+        &self,
+        template: &Template,
+        messages: &[Json],
+        chat: &Chat,
+        client: &CancellationToken,
+    ) -> Result<String, ChatError> {
         let asked = chat.continue_final_message == Some(true);
         let not_asked = chat.continue_final_message.is_none() && chat.add_generation_prompt != Some(true);
-        if asked || (not_asked && is_from_assistant(&messages)) {
-            if let Some(prompt) = self.render_open(template, &messages, chat, client)? {
+        if asked || (not_asked && is_from_assistant(messages)) {
+            if let Some(prompt) = self.render_open(template, messages, chat, client)? {
                 return Ok(prompt);
             }
             if asked {
@@ -125,7 +141,7 @@ impl ChatTemplates {
                 ));
             }
         }
-        self.evaluate(template, &messages, chat.add_generation_prompt.unwrap_or(true), chat, client)
+        self.evaluate(template, messages, chat.add_generation_prompt.unwrap_or(true), chat, client)
     }
 
     /// The template that the chat names, the one for tools where there are tools, or the default.
@@ -238,15 +254,37 @@ fn as_templates_expect(message: &Json) -> Json {
         }
         fields.insert("reasoning_content".into(), reasoning);
     }
-    for call in fields.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten() {
-        if let Some(arguments) = call.pointer_mut("/function/arguments")
-            && let Some(text) = arguments.as_str()
-            && let Ok(object @ Json::Object(_)) = serde_json::from_str(text)
-        {
-            *arguments = object;
+    let mut message = Json::Object(fields);
+    for arguments in arguments_of(&mut message) {
+        // Some clients write the text as JSON once more.
+        for _ in 0..2 {
+            match arguments.as_str().map(serde_json::from_str) {
+                Some(Ok(read @ (Json::Object(_) | Json::String(_)))) => *arguments = read,
+                _ => break,
+            }
         }
     }
-    Json::Object(fields)
+    message
+}
+
+/// Of the message's calls.
+fn arguments_of(message: &mut Json) -> impl Iterator<Item = &mut Json> {
+    let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut);
+    calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments"))
+}
+
+/// Arguments that are no object, of calls that were cut off or are not right, as the text of a lone one; whether there are such.
+fn wrap_arguments(messages: &mut [Json]) -> bool {
+    let mut found = false;
+    for arguments in messages.iter_mut().flat_map(arguments_of).filter(|arguments| !arguments.is_object()) {
+        let text = match arguments.take() {
+            Json::String(text) => text,
+            other => other.to_string(),
+        };
+        *arguments = json!({ "arguments": text });
+        found = true;
+    }
+    found
 }
 
 fn is_from_assistant(messages: &[Json]) -> bool {
@@ -480,6 +518,33 @@ mod tests {
         );
         assert_eq!(template.rendered(&chat(call(json!({"a": 1})))).unwrap(), r#"{"a": 1}"#);
         assert_eq!(template.rendered(&chat(call(json!("no json")))).unwrap(), r#""no json""#);
+    }
+
+    /// A call that was cut off by a limit, and what clients send in place of an object.
+    #[test]
+    fn arguments_that_are_no_object_are_shown_by_templates_that_go_through_them() {
+        let arguments = "{% for k, v in messages[0].tool_calls[0].function.arguments | items %}[{{ k }}={{ v }}]{% endfor %}";
+        let through = compile(arguments);
+        let strict = compile(&format!(
+            "{{% if messages[0].tool_calls[0].function.arguments is not mapping %}}{{{{ raise_exception('No.') }}}}{{% endif %}}{arguments}"
+        ));
+        let call = |arguments: Json| json!([{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]);
+        for (given, shown) in [
+            (json!(r#"{"city": "Paris"}"#), "[city=Paris]"),
+            (json!(r#"{"city": "Par"#), r#"[arguments={"city": "Par]"#),
+            (json!(r#""{\"city\": \"Paris\"}""#), "[city=Paris]"),
+            (json!("\"{}\""), ""),
+            (json!("\"no JSON\""), "[arguments=no JSON]"),
+            (json!("[1, 2]"), "[arguments=[1, 2]]"),
+            (json!([1, 2]), "[arguments=[1,2]]"),
+        ] {
+            for template in [&through, &strict] {
+                assert_eq!(template.rendered(&chat(call(given.clone()))).unwrap(), shown, "{given}");
+            }
+        }
+        // What is wrong elsewhere is told as ever.
+        let other = compile("\n{{ messages[0].nothing.more }}").rendered(&chat(call(json!("{"))));
+        assert!(matches!(other, Err(ChatError::Template(text)) if text.contains("line 2")));
     }
 
     #[test]

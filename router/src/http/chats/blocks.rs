@@ -26,11 +26,13 @@ pub enum BlockEvent {
 pub struct Blocks {
     reader: Reader,
     open: Option<Block>,
+    /// Words between two arguments of the open call: of blocks none is parted, so they follow it.
+    between: String,
 }
 
 impl Blocks {
     pub fn new(reading: &Reading) -> Self {
-        Self { reader: reading.reader(0), open: None }
+        Self { reader: reading.reader(0), open: None, between: String::new() }
     }
 
     pub fn push(&mut self, token: &TokenEvent) -> Vec<BlockEvent> {
@@ -47,7 +49,9 @@ impl Blocks {
     pub fn finish(&mut self) -> Vec<BlockEvent> {
         let deltas = self.reader.finish();
         let mut events = self.events(deltas);
-        events.extend(self.open.take().map(BlockEvent::Ends));
+        self.end(&mut events);
+        // What followed a call.
+        self.end(&mut events);
         events
     }
 
@@ -60,6 +64,9 @@ impl Blocks {
         let mut events = Vec::new();
         for delta in deltas {
             match delta {
+                Delta::Content(text) if matches!(self.open, Some(Block::Call { .. })) => {
+                    self.between.push_str(&text);
+                }
                 Delta::Content(text) => self.add(Block::Text, text, &mut events),
                 Delta::Reasoning(text) => self.add(Block::Reasoning, text, &mut events),
                 Delta::CallBegins { index, name } => {
@@ -69,7 +76,7 @@ impl Blocks {
                 Delta::Arguments { json, .. } => {
                     events.extend(self.open.clone().map(|block| BlockEvent::Adds(block, json)));
                 }
-                Delta::CallEnds { .. } => events.extend(self.open.take().map(BlockEvent::Ends)),
+                Delta::CallEnds { .. } => self.end(&mut events),
             }
         }
         events
@@ -86,8 +93,16 @@ impl Blocks {
     }
 
     fn begin(&mut self, block: Block, events: &mut Vec<BlockEvent>) {
+        self.end(events);
         events.extend(self.open.replace(block.clone()).map(BlockEvent::Ends));
         events.push(BlockEvent::Begins(block));
+    }
+
+    /// Ends the open block, and begins one of the words that waited for that.
+    fn end(&mut self, events: &mut Vec<BlockEvent>) {
+        events.extend(self.open.take().map(BlockEvent::Ends));
+        let between = std::mem::take(&mut self.between);
+        self.add(Block::Text, between, events);
     }
 }
 
@@ -167,6 +182,33 @@ mod tests {
         let begun = events.iter().filter(|event| matches!(event, BlockEvent::Begins(_))).count();
         let ended = events.iter().filter(|event| matches!(event, BlockEvent::Ends(_))).count();
         assert_eq!((begun, ended, blocks.calls(FinishReason::EosToken)), (3, 3, true));
+    }
+
+    /// A call's arguments are one text, whatever stands between them.
+    #[test]
+    fn words_between_two_arguments_follow_their_call() {
+        let parameters = serde_json::json!({"properties": {"days": {"type": "integer"}}});
+        let tools = [Tool { name: "f".to_owned(), parameters }];
+        let reading = Reading { calls: tool_format("qwen3_coder"), tools: tools.into(), ..Reading::plain() };
+        let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+        let (city, days) = (parameter("city", "Paris"), parameter("days", "2"));
+        let open = format!("I look.<tool_call>\n<function=f>\n{city}and\n");
+        for (end, expected) in [
+            (format!("{days}</function>\n</tool_call>"), r#"{"city": "Paris", "days": 2}"#),
+            (format!("{days}</function>\n</tool_call>\nDone."), r#"{"city": "Paris", "days": 2}"#),
+            (String::new(), r#"{"city": "Paris""#),
+        ] {
+            let text = format!("{open}{end}");
+            let letters: Vec<TokenEvent> =
+                text.chars().map(|letter| token(&letter.to_string(), false)).collect();
+            for tokens in [letters, vec![token(&text, false)]] {
+                let (all, _) = whole(&reading, &tokens);
+                let texts: Vec<&str> = all.iter().map(|one| one.text.as_str()).collect();
+                let after = if end.ends_with("Done.") { "and\n\nDone." } else { "and\n" };
+                assert_eq!(texts, ["I look.", expected, after]);
+                assert!(matches!(all[1].block, Block::Call { .. }) && all[2].block == Block::Text);
+            }
+        }
     }
 
     #[test]

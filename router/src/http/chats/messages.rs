@@ -406,6 +406,36 @@ mod tests {
         texts.map(|text| json!({"type": "text", "text": text})).into()
     }
 
+    /// A call that was cut off comes back with what there is of its arguments, and some clients send a text of a text, or a list.
+    #[test]
+    fn arguments_that_are_no_object_are_shown() {
+        let with = |arguments: &str| {
+            let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}});
+            let result = json!({"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "no"});
+            vec![
+                said("user", "x"),
+                json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+                result,
+                said("user", "y"),
+            ]
+        };
+        let mut showing = 0;
+        for (name, family) in families() {
+            let prompt = |arguments: &str| family.prompt(with(arguments));
+            if !prompt(r#"{"city": "Paris"}"#).is_some_and(|prompt| prompt.contains("Paris")) {
+                continue;
+            }
+            showing += 1;
+            for arguments in
+                [r#"{"city": "Paris"#, r#""{\"city\": \"Paris\"}""#, r#"["Paris"]"#, r#""Paris""#, "Paris"]
+            {
+                let prompt = prompt(arguments);
+                assert!(prompt.is_some_and(|prompt| prompt.contains("Paris")), "{name}: {arguments}");
+            }
+        }
+        assert!(showing > 40, "{showing}");
+    }
+
     /// Whatever a client sends, each template shows all of it, if it shows such words in any form at all.
     #[test]
     fn no_words_are_lost() {
