@@ -265,5 +265,5 @@ def _unused(text: dict[str, Any], read: DecoderConfig) -> list[tuple[bool, froze
             _names("shared_moe_mode rotary_dim"),
         ),
         # Of our reading of Nemotron-H, see the recipe.
-        (family == "nemotron_h", _names("attention_bias attention_head_dim time_step_limit")),
+        (family == "nemotron_h", _names("attention_bias")),
     ]

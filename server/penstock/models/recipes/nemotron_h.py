@@ -48,7 +48,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
     kinds = kinds_of(config)
-    names = {"num_hidden_layers": len(kinds), "intermediate_size": 1, "head_dim": 128}
+    names = {
+        "num_hidden_layers": len(kinds),
+        "intermediate_size": 1,
+        "head_dim": fields.count("attention_head_dim", default=128),
+    }
     defaults = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
     read = llama.read_config({**defaults, **names, **config, "num_hidden_layers": len(kinds)})
     fields.refuse("sliding_window")
