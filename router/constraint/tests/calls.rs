@@ -679,6 +679,40 @@ fn values_are_held_to_their_schemas_in_each_way_of_writing() {
     }
 }
 
+/// As LFM2.5's template writes them, which escapes nothing, and as Python would.
+#[test]
+fn texts_between_single_quotes_are_what_is_read_of_them() {
+    let functions = functions();
+    for (name, before, after) in [
+        ("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+        ("olmo3", "<function_calls>", "</function_calls>"),
+        ("pythonic", "[", "]"),
+    ] {
+        let format = tool_format(name).unwrap();
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
+            for (written, expected) in [
+                ("", ""),
+                ("cat > f <<EOF\nprint(1)\nEOF\n", "cat > f <<EOF\nprint(1)\nEOF\n"),
+                (r"it\'s", "it's"),
+                (r#"say "a\\b" \d\n"#, "say \"a\\b\" \\d\n"),
+                (r"C:\users\x", r"C:\users\x"),
+            ] {
+                let call = format!("{before}get_weather(city='{written}', days=3){after}");
+                assert!(world.accepts(&grammar, &call), "{name} refuses {call}");
+                let answer = read(format, &functions, &call);
+                let arguments: Value = serde_json::from_str(&answer.calls[0].arguments).unwrap();
+                assert_eq!(arguments, json!({"city": expected, "days": 3}), "{name}: {call}");
+            }
+            // What a keyword says of a text says it of what is written.
+            let call = |to: &str, body: &str| format!("{before}send(to='{to}', body='{body}'){after}");
+            assert!(world.accepts(&grammar, &call("10.0.0.1", "a\nb")), "{name}");
+            assert!(!world.accepts(&grammar, &call("10.0.0.1", r"a\nb")), "{name}");
+        }
+    }
+}
+
 /// The name of a special token in a client's value is text, letter by letter.
 #[test]
 fn a_value_may_have_the_name_of_a_special_token_in_it() {

@@ -348,12 +348,14 @@ impl<'a> Writer<'a> {
         if !types.only_text() || self.schemas.split(schema, at, 0, &PLAIN, &mut split).is_err() {
             return Ok(vec![json]);
         }
-        let text = Part::Words {
-            words: split.words,
-            without: ["'", "\\", "\n"].map(str::to_owned).into(),
-            not_first: String::new(),
-            close: "'".to_owned(),
+        let is_any = |words: &Words| matches!(words, Words::String { schema, .. } if schema.is_empty());
+        let (words, without) = match split.words.iter().any(is_any) {
+            // With escapes: the text is what the reader makes of them.
+            true => (vec![Words::Expression(r"([^'\\]|\\(.|\n))*")], Vec::new()),
+            // As it stands, because that is what is held to keywords.
+            false => (split.words, vec!["'".to_owned(), "\\".to_owned()]),
         };
+        let text = Part::Words { words, without, not_first: String::new(), close: "'".to_owned() };
         Ok(vec![Part::OneOf(vec![vec![json], vec![Part::Text("'".to_owned()), text]])])
     }
 
