@@ -28,6 +28,9 @@ const SPACE_OR_NONE: &str = r"/[ \t\r\n]{0,8}/";
 /// All space that a parser skips.
 const ANY_SPACE: &str = r"/[ \t\r\n]*/";
 
+/// A key that stands without marks, as its reader takes it.
+const BARE_KEY: &str = r#"/[^:,{}\[\]<"\s][^:,{}\[\]<]*/"#;
+
 /// A grammar as it is written.
 pub(crate) struct Composed {
     pub(crate) lark: String,
@@ -141,6 +144,8 @@ impl Writer<'_> {
                 | Part::Words { .. }
                 | Part::Until { .. }
                 | Part::Free { .. }
+                | Part::Braced(_)
+                | Part::BareKey(_)
                 | Part::Repeat { .. }
                 | Part::IfPossible { .. }
         ) {
@@ -180,6 +185,12 @@ impl Writer<'_> {
             Part::JsonObject => {
                 let core = with_options(serde_json::json!({"type": "object"}));
                 self.define('j', "", &format!("%json {core}"))
+            }
+            Part::Braced(quote) => self.braced(quote)?,
+            Part::BareKey(quote) => {
+                let bare = self.define('K', "", BARE_KEY);
+                let quoted = self.marked(Words::Expression(r"(.|\n)+"), quote)?;
+                self.define('k', "", &format!("{bare} | {quoted}"))
             }
             Part::Regex(expression) => {
                 self.has_expressions = true;
@@ -376,6 +387,26 @@ impl Writer<'_> {
         let body = self.define('W', "", &body);
         let closed = self.define('W', "", &format!("{body} {}", lark::quoted(&close[..plain])));
         Ok(self.ended(&closed, &close[plain..]))
+    }
+
+    /// Words between two of `mark`.
+    fn marked(&mut self, words: Words, mark: &str) -> Result<String, CompileError> {
+        let words = self.words(&[words], &[mark.to_owned()], "", mark)?;
+        Ok(format!("{} {words}", self.text(mark)))
+    }
+
+    /// Any value with bare keys, and strings between two of `mark`.
+    fn braced(&mut self, mark: &'static str) -> Result<String, CompileError> {
+        let key = self.part(&Part::BareKey(mark))?;
+        let string = self.marked(Words::String { schema: Map::new(), at: String::new() }, mark)?;
+        let schema = serde_json::json!({"type": ["number", "boolean", "null"]});
+        let other = self.part(&Part::Json { schema, at: String::new() })?;
+        let value = self.name('v');
+        let member = format!("{key} \":\" {value}");
+        let object = format!(r#""{{" ({member} ("," {member})*)? "}}""#);
+        let list = format!(r#""[" ({value} ("," {value})*)? "]""#);
+        let _ = writeln!(self.rules, "{value}: {string} | {other} | {object} | {list}");
+        Ok(value)
     }
 
     /// A terminal that ends with a marker, or with what of it comes before a special token, which is `rest`.

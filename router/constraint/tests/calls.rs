@@ -7,8 +7,8 @@ use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, Part, Source, Token};
 use penstock_output::{
-    Answer, Callable, Calls, Parser, Start, Tool, ToolFormat, after_reasoning, reasoning_format, tool_format,
-    tool_formats,
+    Answer, Callable, Calls, Frame, Parser, Start, Tool, ToolFormat, after_reasoning, reasoning_format,
+    tool_format, tool_formats,
 };
 use serde_json::{Value, json};
 
@@ -800,6 +800,131 @@ fn values_are_held_to_their_schemas_in_each_way_of_writing() {
                 assert!(!world.accepts(&grammar, &call(value)), "{schema} takes {value}");
             }
         }
+    }
+}
+
+fn strict(schema: Value) -> [Callable; 1] {
+    [Callable { name: "f".into(), schema, at: "/0".into(), lark: None, is_strict: true }]
+}
+
+/// As LFM2.5's template writes them, which escapes nothing, and as Python would.
+#[test]
+fn texts_between_single_quotes_are_what_is_read_of_them() {
+    let functions = functions();
+    for (name, before, after) in [
+        ("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+        ("olmo3", "<function_calls>", "</function_calls>"),
+        ("pythonic", "[", "]"),
+    ] {
+        let format = tool_format(name).unwrap();
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
+            for (written, expected) in [
+                ("", ""),
+                ("cat > f <<EOF\nprint(1)\nEOF\n", "cat > f <<EOF\nprint(1)\nEOF\n"),
+                (r"it\'s", "it's"),
+                (r#"say "a\\b" \d\n"#, "say \"a\\b\" \\d\n"),
+                (r"C:\users\x", r"C:\users\x"),
+            ] {
+                let call = format!("{before}get_weather(city='{written}', days=3){after}");
+                assert!(world.accepts(&grammar, &call), "{name} refuses {call}");
+                let answer = read(format, &functions, &call);
+                let arguments: Value = serde_json::from_str(&answer.calls[0].arguments).unwrap();
+                assert_eq!(arguments, json!({"city": expected, "days": 3}), "{name}: {call}");
+            }
+            // What a keyword says of a text says it of what is written.
+            let call = |to: &str, body: &str| format!("{before}send(to='{to}', body='{body}'){after}");
+            assert!(world.accepts(&grammar, &call("10.0.0.1", "a\nb")), "{name}");
+            assert!(!world.accepts(&grammar, &call("10.0.0.1", r"a\nb")), "{name}");
+        }
+    }
+}
+
+#[test]
+fn with_bare_keys_there_are_values_of_any_kind() {
+    let (array, object) = (json!({"type": "array"}), json!({"type": "object"}));
+    let bound = [
+        json!({"type": "object"}),
+        json!({"type": "object", "properties": {"o": {}, "paths": {"description": "Any"}}}),
+        json!({"type": "object", "properties": {"paths": array, "o": object}}),
+    ];
+    let unbound = json!({"type": "object", "properties": {"paths": {"type": "array", "uniqueItems": true}, "o": object}});
+    for (name, mark) in [("gemma4", "<|\"|>"), ("functiongemma", "<escape>")] {
+        let format = tool_format(name).unwrap();
+        let Frame { before_name, after, .. } = format.frame("");
+        let call = |arguments: &str| format!("{before_name}f{}{after}", arguments.replace('\'', mark));
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            for schema in bound.iter().chain([&unbound]) {
+                let mut functions = strict(schema.clone());
+                functions[0].is_strict = schema != &unbound;
+                let possible = calls(format, "", &functions).possible().unwrap();
+                assert_eq!(possible.unbound.len(), usize::from(schema == &unbound), "{schema}");
+                let grammar = world.compile(possible.parts);
+                let text = call("{o:{Content-Type:'a}\n',x y:[[],{}],'k:':null},paths:['a',-1.5,{b:true}]}");
+                assert!(world.accepts(&grammar, &text), "{name} {schema} refuses {text}");
+                let arguments = read(format, &functions, &text).calls[0].arguments.clone();
+                assert_eq!(
+                    serde_json::from_str::<Value>(&arguments).unwrap(),
+                    json!({"o": {"Content-Type": "a}\n", "x y": [[], {}], "k:": null}, "paths": ["a", -1.5, {"b": true}]}),
+                    "{name}: {text}"
+                );
+                for wrong in [
+                    "{o:{a}}",
+                    "{o:{a:}}",
+                    "{o:{a:1,}}",
+                    "{o:{:1}}",
+                    "{o:{'':1}}",
+                    "{paths:[a]}",
+                    "{paths:[1,]}",
+                ] {
+                    assert!(!world.accepts(&grammar, &call(wrong)), "{name} {schema} takes {wrong}");
+                }
+            }
+        }
+    }
+}
+
+/// Rust's MCP servers say of an integer how many bits it has.
+#[test]
+fn a_format_of_numbers_is_none_of_texts() {
+    let functions = strict(json!({"type": "object", "properties": {
+        "limit": {"type": "integer", "format": "uint32", "minimum": 0},
+        "paths": {"type": "array", "items": {"type": "string"}}}}));
+    let format = tool_format("gemma4").unwrap();
+    let world = World::new(format, true);
+    let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
+    let call = |arguments: &str| format!("<|tool_call>call:f{{{arguments}}}<tool_call|>");
+    assert!(world.accepts(&grammar, &call("limit:3,paths:[<|\"|>a<|\"|>]")));
+    assert!(!world.accepts(&grammar, &call("limit:-3")) && !world.accepts(&grammar, &call("limit:true")));
+}
+
+/// Its template shows the model no other.
+#[test]
+fn bare_keys_come_in_the_order_of_the_template() {
+    let text = json!({"type": "string"});
+    let functions = strict(json!({"type": "object", "required": ["location"], "properties": {
+        "location": {"type": "object", "required": ["b", "a"], "properties": {"b": text, "a": text}},
+        "days": {"type": "integer"}, "Category": text, "unit": text}}));
+    let format = tool_format("gemma4").unwrap();
+    let world = World::new(format, true);
+    let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
+    let call =
+        |arguments: &str| format!("<|tool_call>call:f{{{arguments}}}<tool_call|>").replace('\'', "<|\"|>");
+    for good in [
+        "Category:'c',days:3,location:{a:'x',b:'y'},unit:'C'",
+        "days:3,location:{a:'x',b:'y'}",
+        "location:{a:'x',b:'y'},unit:'C'",
+    ] {
+        assert!(world.accepts(&grammar, &call(good)), "refuses {good}");
+    }
+    for bad in [
+        "location:{b:'y',a:'x'}",
+        "location:{a:'x',b:'y'},days:3",
+        "days:3,Category:'c',location:{a:'x',b:'y'}",
+    ] {
+        assert!(!world.accepts(&grammar, &call(bad)), "takes {bad}");
     }
 }
 

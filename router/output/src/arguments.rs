@@ -61,8 +61,7 @@ pub(crate) fn arguments(
             if !function.name.starts_with(starts_name) || !function.name.chars().all(in_name) {
                 return unbound(at, "the function's name is not one that Python could have");
             }
-            let value = |schema, at: &str| writer.python(schema, at);
-            writer.members(schema, at, "=", ", ", &value)
+            writer.python_arguments(schema, at)
         }
         Writing::Braces(quote) => writer.braced_object(quote, schema, at, 0),
     }
@@ -286,22 +285,13 @@ impl<'a> Writer<'a> {
     /// Properties with `between` after their keys and commas between them.
     fn members(
         &self,
-        schema: &'a Value,
+        properties: Vec<Property<'a>>,
         at: &str,
         between: &str,
         comma: &str,
         value: &dyn Fn(&'a Value, &str) -> Result<Vec<Part>>,
     ) -> Result<Vec<Part>> {
         let comma = || Part::Text(comma.to_owned());
-        let properties = match self.schemas.properties(schema, at)? {
-            Properties::Named(properties) => properties,
-            Properties::Free(schema) => {
-                let mut part =
-                    vec![Part::Expression("[A-Za-z_][A-Za-z0-9_]*"), Part::Text(between.to_owned())];
-                part.extend(value(schema, at)?);
-                return Ok(vec![Part::Repeat { part, between: vec![comma()], least: 0, most: None }]);
-            }
-        };
         let first_required = properties.iter().position(|property| property.is_required);
         if first_required.is_none() && properties.len() > MOST_OPTIONAL {
             return unbound(at, format!("it has more than {MOST_OPTIONAL} properties, all optional"));
@@ -337,6 +327,17 @@ impl<'a> Writer<'a> {
         })
     }
 
+    fn python_arguments(&self, schema: &'a Value, at: &str) -> Result<Vec<Part>> {
+        let value = |schema: &'a Value, at: &str| self.python(schema, at);
+        match self.schemas.properties(schema, at)? {
+            Properties::Named(properties) => self.members(properties, at, "=", ", ", &value),
+            Properties::Free(schema) => {
+                let key = Part::Expression("[A-Za-z_][A-Za-z0-9_]*");
+                Ok(vec![any_members(key, "=", ", ", value(schema, at)?)])
+            }
+        }
+    }
+
     /// JSON, which Python's reader takes; or as Python writes texts, `True` and `False`.
     fn python(&self, schema: &'a Value, at: &str) -> Result<Vec<Part>> {
         let json = Part::Json { schema: self.schemas.document(schema, at)?, at: at.to_owned() };
@@ -350,25 +351,42 @@ impl<'a> Writer<'a> {
         if !types.only_text() || self.schemas.split(schema, at, 0, &PLAIN, &mut split).is_err() {
             return Ok(vec![json]);
         }
-        let text = Part::Words {
-            words: split.words,
-            without: ["'", "\\", "\n"].map(str::to_owned).into(),
-            not_first: String::new(),
-            close: "'".to_owned(),
+        let is_any = |words: &Words| matches!(words, Words::String { schema, .. } if schema.is_empty());
+        let (words, without) = match split.words.iter().any(is_any) {
+            // With escapes: the text is what the reader makes of them.
+            true => (vec![Words::Expression(r"([^'\\]|\\(.|\n))*")], Vec::new()),
+            // As it stands, because that is what is held to keywords.
+            false => (split.words, vec!["'".to_owned(), "\\".to_owned()]),
         };
+        let text = Part::Words { words, without, not_first: String::new(), close: "'".to_owned() };
         Ok(vec![Part::OneOf(vec![vec![json], vec![Part::Text("'".to_owned()), text]])])
     }
 
-    fn braced_object(&self, quote: &str, schema: &'a Value, at: &str, depth: usize) -> Result<Vec<Part>> {
+    fn braced_object(
+        &self,
+        quote: &'static str,
+        schema: &'a Value,
+        at: &str,
+        depth: usize,
+    ) -> Result<Vec<Part>> {
         let value = |schema: &'a Value, at: &str| self.braced(quote, schema, at, depth + 1);
         let mut parts = vec![Part::Text("{".to_owned())];
-        parts.extend(self.members(schema, at, ":", ",", &value)?);
+        match self.schemas.properties(schema, at)? {
+            Properties::Named(mut properties) => {
+                // As Jinja's `dictsort`, by which templates declare functions and write calls: the model knows no other order.
+                properties.sort_by_cached_key(|property| property.key.to_lowercase());
+                parts.extend(self.members(properties, at, ":", ",", &value)?);
+            }
+            Properties::Free(schema) => {
+                parts.push(any_members(Part::BareKey(quote), ":", ",", value(schema, at)?));
+            }
+        }
         parts.push(Part::Text("}".to_owned()));
         Ok(parts)
     }
 
     /// A value with bare keys, and strings between `quote`s.
-    fn braced(&self, quote: &str, schema: &'a Value, at: &str, depth: usize) -> Result<Vec<Part>> {
+    fn braced(&self, quote: &'static str, schema: &'a Value, at: &str, depth: usize) -> Result<Vec<Part>> {
         if depth > MAX_DEPTH {
             return unbound(at, "it is nested too deeply, or without end");
         }
@@ -387,14 +405,7 @@ impl<'a> Writer<'a> {
         let Value::Object(members) = schema else {
             return match schema {
                 Value::Bool(false) => unbound(at, NO_VALUE),
-                // Objects and lists of anything are left out.
-                Value::Bool(true) => Ok(vec![Part::OneOf(vec![
-                    text(any_string(at)),
-                    vec![Part::Json {
-                        schema: json!({"type": ["number", "boolean", "null"]}),
-                        at: at.to_owned(),
-                    }],
-                ])]),
+                Value::Bool(true) => Ok(vec![Part::Braced(quote)]),
                 _ => unbound(at, "it is no schema"),
             };
         };
@@ -515,6 +526,13 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Members of any keys.
+fn any_members(key: Part, between: &str, comma: &str, value: Vec<Part>) -> Part {
+    let mut part = vec![key, Part::Text(between.to_owned())];
+    part.extend(value);
+    Part::Repeat { part, between: vec![Part::Text(comma.to_owned())], least: 0, most: None }
+}
+
 fn optional(part: Vec<Part>) -> Part {
     Part::Repeat { part, between: Vec::new(), least: 0, most: Some(1) }
 }
@@ -525,7 +543,8 @@ fn keywords_of(kind: &str) -> &'static [&'static str] {
         "string" => &OF_STRINGS,
         "array" => &["items", "minItems", "maxItems"],
         "object" => &["properties", "required", "additionalProperties"],
-        _ => &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
+        // Of numbers a `format` asserts nothing.
+        _ => &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"],
     }
 }
 

@@ -39,6 +39,18 @@ impl ReasoningFormat {
         };
         if is_open { Start::Reasoning } else { Start::Content }
     }
+
+    /// Whether the text opens reasoning and does not close it. A prompt's messages may do so in their own words.
+    pub fn is_open_in(&self, text: &str) -> bool {
+        let last = |markers: &[&str]| markers.iter().filter_map(|marker| text.rfind(marker)).max();
+        last(self.open).is_some_and(|open| last(self.close) < Some(open))
+    }
+
+    /// Whether reasoning is what the text begins with, and goes on behind it.
+    pub fn is_open_from(&self, text: &str) -> bool {
+        let opens = |open: &&str| text.trim_start().starts_with(open.trim_end());
+        self.open.iter().any(opens) && !self.close.iter().any(|close| text.contains(close))
+    }
 }
 
 #[cfg(test)]
@@ -159,7 +171,16 @@ mod tests {
         assert_eq!(think.start_after("<|im_start|>assistant\n"), Start::Content);
         let gemma = reasoning_format("gemma4").expect("it exists");
         assert_eq!(gemma.start_after("<|turn>model\n<|channel>thought\n<channel|>"), Start::Content);
+        let seed = reasoning_format("seed_oss").expect("it exists");
+        let added = "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>";
+        assert!(seed.is_open_in(added) && !seed.is_open_in("<seed:bos>assistant\n"));
+        assert!(!seed.is_open_in(&format!("{added}</seed:cot_budget_reflect></seed:think>")));
+        assert!(think.is_open_from("<think>\nFirst") && think.is_open_from(" <think>"));
+        for text in ["", "First <think>", "<think>\nFirst</think>", "<think>a</think><think>"] {
+            assert!(!think.is_open_from(text), "{text}");
+        }
         let harmony = reasoning_format("harmony").expect("it exists");
+        assert!(!harmony.is_open_in("<|channel|>") && !harmony.is_open_from("<|channel|>"));
         assert_eq!(harmony.start_after("<|start|>assistant<|channel|>analysis<|message|>"), Start::Reasoning);
         assert_eq!(harmony.start_after("<|start|>assistant"), Start::Content);
     }

@@ -23,6 +23,10 @@ pub enum Part {
     },
     /// Any JSON object.
     JsonObject,
+    /// Any value as Gemma 4 writes it: objects with bare keys, and strings between two of this mark.
+    Braced(&'static str),
+    /// A key of such an object, of any name; or that between two of the mark.
+    BareKey(&'static str),
     /// A text that the client's expression matches.
     Regex(String),
     /// A text that the server's expression matches. It stands in no free text.

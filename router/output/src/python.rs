@@ -312,7 +312,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// After a backslash. What is no escape is kept as it is, as Python does.
+    /// After a backslash. What is no escape is kept as it is: models write paths and expressions between quotes without escaping them.
     fn escape(&mut self, text: &mut String) -> Option<()> {
         let character = self.text[self.at..].chars().next()?;
         self.at += character.len_utf8();
@@ -333,25 +333,39 @@ impl<'a> Reader<'a> {
                 self.at += count - 1;
                 text.push(char::from_u32(code)?);
             }
-            'x' => text.push(char::from_u32(self.hex(2)?)?),
-            'u' => {
-                let code = self.hex(4)?;
-                let paired = (0xd800..0xdc00).contains(&code) && self.text[self.at..].starts_with("\\u");
-                if paired {
-                    self.at += 2;
-                    let low = self.hex(4)?.checked_sub(0xdc00).filter(|low| *low < 0x400)?;
-                    text.push(char::from_u32(0x10000 + ((code - 0xd800) << 10) + low)?);
-                } else {
-                    text.push(char::from_u32(code)?);
+            'x' | 'u' | 'U' => {
+                let begin = self.at;
+                match self.coded(character) {
+                    Some(coded) => text.push(coded),
+                    None => {
+                        self.at = begin;
+                        text.push('\\');
+                        text.push(character);
+                    }
                 }
             }
-            'U' => text.push(char::from_u32(self.hex(8)?)?),
             _ => {
                 text.push('\\');
                 text.push(character);
             }
         }
         Some(())
+    }
+
+    /// The character whose number follows.
+    fn coded(&mut self, escape: char) -> Option<char> {
+        let code = self.hex(match escape {
+            'x' => 2,
+            'u' => 4,
+            _ => 8,
+        })?;
+        let is_high = escape == 'u' && (0xd800..0xdc00).contains(&code);
+        if is_high && self.text[self.at..].starts_with("\\u") {
+            self.at += 2;
+            let low = self.hex(4)?.checked_sub(0xdc00).filter(|low| *low < 0x400)?;
+            return char::from_u32(0x10000 + ((code - 0xd800) << 10) + low);
+        }
+        char::from_u32(code)
     }
 
     fn hex(&mut self, digits: usize) -> Option<u32> {
@@ -377,6 +391,7 @@ mod tests {
             (r#""it's""#, json!("it's")),
             (r"'it\'s\n\x41\u00e9\101\d'", json!("it's\nAéA\\d")),
             (r"'\ud83d\ude00'", json!("😀")),
+            (r"'C:\users\x\U \ud83d \ud83d\u0041'", json!(r"C:\users\x\U \ud83d \ud83dA")),
             ("'''a 'b' \"c\"\nd'''", json!("a 'b' \"c\"\nd")),
             ("'a' \"b\"", json!("ab")),
             (r"r'\d'", json!("\\d")),

@@ -9,9 +9,10 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Opens reasoning unless it is told not to.
-const TEMPLATE: &str = "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}{% endfor %}<|turn|>assistant \
-    {% if enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}\
+/// Opens reasoning unless it is told not to. With a budget it says so there, as Seed-OSS' does.
+const TEMPLATE: &str = "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}{% endfor %}\
+    {% if add_generation_prompt %}<|turn|>assistant {% if budget is defined %}{% if budget == 0 %}<think><budget>{% endif %}\
+    {% elif enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}\
     {# <tool_call> #}";
 
 struct Model {
@@ -115,6 +116,31 @@ async fn a_grammar_binds_what_follows_reasoning() {
     let answer = model.ask(MESSAGES, json!({"output_config": format})).await;
     assert_eq!(answer["content"][0]["type"], "thinking", "{answer}");
     assert!(answer["content"][0]["thinking"].as_str().is_some_and(|text| !text.starts_with('{')), "{answer}");
+}
+
+/// What the template adds may go on behind the marker, and so may a message that is continued. Other messages only speak of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reasoning_may_have_begun_before_the_prompts_last_words() {
+    let model = Model::of(&[]).await;
+    let format = json!({"type": "json_schema", "json_schema": {"name": "place", "schema": schema()}});
+    let (none, not) = (json!({"budget": 0}), json!({"budget": 1}));
+    let asked = |text: &str| json!([{"role": "user", "content": text}]);
+    let begun =
+        |text: &str| json!([{"role": "user", "content": "Where?"}, {"role": "assistant", "content": text}]);
+    for (says, messages, kwargs, thought) in [
+        ("None.</budget></think>", asked("Where?"), &none, "None.</budget>"),
+        ("None.</budget></think>", asked("What is <think>?"), &none, "None.</budget>"),
+        ("Hm.</think>\n\n", begun("<think>\nFirst"), &not, "Hm."),
+        ("", asked("What is <think>?"), &not, ""),
+        ("", begun("There is <think> in it "), &not, ""),
+        ("", begun("<think>\nFirst</think>\n"), &not, ""),
+    ] {
+        model.says(&format!("{says}{TEXT}"));
+        let more = json!({"messages": messages, "chat_template_kwargs": kwargs, "response_format": format});
+        let message = model.ask(CHAT, more).await["choices"][0]["message"].take();
+        let told = |key: &str| message[key].as_str().unwrap_or_default();
+        assert_eq!((told("reasoning_content"), told("content")), (thought, TEXT), "{messages}: {message}");
+    }
 }
 
 #[tokio::test]

@@ -3,11 +3,12 @@
 
 use penstock_core::generation::{GenerationRequest, Input};
 use penstock_core::prompt::Chat;
-use penstock_output::Start;
+use penstock_output::{ReasoningFormat, Start};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::chats::effort::Effort;
+use crate::http::chats::messages::text_of;
 use crate::http::chats::reader::Reading;
 use crate::http::chats::tools::{Bound, Tools};
 use crate::http::error::{ApiError, FieldNames};
@@ -52,13 +53,47 @@ impl ChatRequest {
         loaded.serving.prompt.render(&self.chat, client).map_err(|error| self.names.error(error))
     }
 
+    /// Where the answer begins.
+    fn start(
+        &self,
+        format: &ReasoningFormat,
+        rendered: &str,
+        loaded: &Loaded,
+        client: &CancellationToken,
+    ) -> Start {
+        let start = format.start_after(rendered);
+        if start == Start::Reasoning || !format.is_open_in(rendered) {
+            return start;
+        }
+        // A message may speak of the marker: it counts in one that is continued, and in what the template adds for a new turn.
+        let last = self.chat.messages.last().filter(|message| message["role"] == "assistant");
+        let last = last.map(|message| text_of(&message["content"]));
+        let is_last =
+            |text: &String| !text.trim().is_empty() && rendered.trim_end().ends_with(text.trim_end());
+        let is_open = match last.filter(is_last) {
+            Some(text) => format.is_open_from(&text),
+            None => {
+                let ended = Chat {
+                    continue_final_message: Some(false),
+                    add_generation_prompt: Some(false),
+                    ..self.chat.clone()
+                };
+                let before = loaded.serving.prompt.render(&ended, client).ok();
+                let added = before.as_deref().and_then(|before| rendered.strip_prefix(before));
+                added.is_some_and(|added| format.is_open_in(added))
+            }
+        };
+        if is_open { Start::Reasoning } else { Start::Content }
+    }
+
     pub fn prepare(mut self, loaded: &Loaded, client: &CancellationToken) -> Result<Prepared, ApiError> {
         let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
         let calls_before = self.chat.messages.iter().map(calls).sum();
         let rendered = self.render(loaded, client)?;
         let formats = &loaded.chats;
         let prompt_characters = rendered.chars().count();
-        let start = formats.reasoning.map_or(Start::Content, |format| format.start_after(&rendered));
+        let start =
+            formats.reasoning.map_or(Start::Content, |format| self.start(format, &rendered, loaded, client));
         let has_asked = self.params.grammar.is_some();
         let bound = match &self.tools {
             Some(tools) => {
