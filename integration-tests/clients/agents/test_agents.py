@@ -247,8 +247,9 @@ def test_log_probabilities(client: OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "`previous_response_id` is not supported"),
         ({"background": True}, "`background` is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "`tools[0].type`"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "`tools[0].type`"),
+        ({"tools": [{"type": "local_shell"}]}, "`tools[0].type`"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "`store: false`"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),

@@ -80,6 +80,19 @@ golden("ai: tools", async (at) => {
   }
 });
 
+test("ai: a second turn of openai responses needs `store: false`", async () => {
+  const ask = async (providerOptions) => {
+    const options = { model: openai(url)("tgi"), temperature: 0, maxRetries: 0, maxOutputTokens: 8, providerOptions };
+    const question = { role: "user", content: ADD };
+    const first = await generateText({ ...options, messages: [question] });
+    return generateText({ ...options, messages: [question, ...first.response.messages, question] });
+  };
+  const refused = (error) =>
+    APICallError.isInstance(error) && error.statusCode === 422 && error.message.includes("told `store: false`");
+  await assert.rejects(ask(undefined), refused);
+  assert.equal(typeof (await ask({ openai: { store: false } })).text, "string");
+});
+
 golden("ai: an object of a schema", async (at) => {
   const schema = jsonSchema({
     type: "object",

@@ -39,6 +39,9 @@ fn markdown() -> String {
          `wrong_host` (421), `generation` (424), `overloaded` (429), `deadline_exceeded` (504), `internal` and `incomplete_generation_stream`\n\
          (500); of a 503 it is `healthcheck` on /health, and null elsewhere, so that `huggingface_hub` raises an error with\n\
          the status by which its users retry. `docs/errors.md` has every cause, and what its receiver does.\n\n\
+         A stream begins with its first token, and what fails before it has its status (422, 429, 503, ...). But no client waits\n\
+         longer than 15 s for the head of a stream: where queue and prompt take more, it is 200 by then, every 15 s of silence\n\
+         bring a comment (`:`), and what fails from then on is the stream's last event, an error in the shape of its route.\n\n\
          | route | |\n|---|---|\n",
     );
     for route in &ROUTES {

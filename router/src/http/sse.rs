@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use bytes::{Bytes, BytesMut};
 use serde::Serialize;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use crate::http::connection::direct::{self, Events};
 use crate::http::connection::wake_gate::WakeGate;
@@ -101,6 +101,15 @@ impl Encoder {
         self.handed.extend_from_slice(&self.buffer);
         self.buffer.clear();
         self.handed.split().freeze()
+    }
+}
+
+/// Waits for `first`, what a stream begins with, so that a failure before it can be the status of the answer. But no longer than
+/// a stream is silent: from then on its head and comments keep proxies and clients from giving up. Whether it came.
+pub async fn begun<E>(first: impl Future<Output = Result<(), E>>) -> Result<bool, E> {
+    match timeout(KEEP_ALIVE, first).await {
+        Ok(first) => first.map(|()| true),
+        Err(_) => Ok(false),
     }
 }
 

@@ -28,7 +28,7 @@ pub async fn generate_texts(
     let names: Vec<FieldNames> = requests.iter().map(|request| request.names).collect();
     // What is wrong with one request is told of it; a full server is full for all.
     let within = |index: usize, error: ApiError| match error.cause {
-        Cause::Validation => error.within(Place::from(list).entry(index)),
+        Cause::Validation | Cause::ContextLength => error.within(Place::from(list).entry(index)),
         _ => error,
     };
     let failed = |index: usize, failure: GenerationFailure| within(index, names[index].error(failure));

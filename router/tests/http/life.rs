@@ -18,10 +18,10 @@ use crate::served::{Events, Served, Setup, args, post, within};
 
 /// Holds the workers' steps from the given one on until it is opened.
 #[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    fn holding_from(&self, first: u64) -> Script {
+    pub fn holding_from(&self, first: u64) -> Script {
         let gate = self.clone();
         Box::new(move |step| {
             if step.number >= first {
@@ -33,7 +33,7 @@ impl Gate {
         })
     }
 
-    fn open(&self) {
+    pub fn open(&self) {
         *self.0.0.lock().expect("no panic under it") = true;
         self.0.1.notify_all();
     }
@@ -129,7 +129,7 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
         ("revision", Value::Null),
         ("max_concurrent_requests", json!(128)),
         ("max_best_of", json!(2)),
-        ("max_stop_sequences", json!(4)),
+        ("max_stop_sequences", json!(16)),
         ("max_total_tokens", json!(4000)),
         ("max_input_tokens", json!(3999)),
         ("max_client_batch_size", json!(4)),
@@ -283,6 +283,94 @@ async fn a_client_that_leaves_frees_its_place_in_every_stage() {
         within(queued).await.expect("no panic").is_err() && within(whole).await.expect("no panic").is_err()
     );
     // Each of the two streams alone would have taken 3,000.
+    assert!(served.workers.steps() < 1000, "{} steps", served.workers.steps());
+}
+
+/// Lets so many seconds pass at once.
+pub async fn pass(seconds: u64) {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+    tokio::time::resume();
+}
+
+fn streams() -> [(&'static str, Value); 5] {
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    [
+        ("/generate_stream", generate(3)),
+        ("/v1/completions", json!({"prompt": "hello", "max_tokens": 3, "stream": true})),
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 3, "stream": true})),
+        ("/v1/responses", json!({"input": "hello", "max_output_tokens": 3, "stream": true})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 3, "stream": true})),
+    ]
+}
+
+#[tokio::test]
+async fn a_stream_that_waits_long_has_its_head_and_comments_before_its_first_token() {
+    for (path, body) in streams() {
+        let gate = Gate::default();
+        let served = Served::ready(Setup { script: gate.holding_from(0), ..Setup::default() }).await;
+        let mut client = served.connect().await;
+        let mut asked = Box::pin(client.sender.send_request(post(path, body.to_string())));
+        tokio::select! {
+            answer = &mut asked => panic!("{path}: {answer:?} before its first token"),
+            () = served.until_info(|info| info["requests_running"] == 1) => pass(14).await,
+        }
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut asked).await;
+        assert!(early.is_err(), "{path}: {early:?} after 14 s");
+        pass(1).await;
+        let answer = within(asked).await.expect("an answer");
+        assert_eq!(answer.status(), 200, "{path}");
+        assert_eq!(answer.headers()["content-type"], "text/event-stream", "{path}");
+        let mut body = answer.into_body();
+        for _ in 0..2 {
+            let (frame, ()) = tokio::join!(within(body.frame()), pass(15));
+            let comment = frame.expect("a frame").expect("no broken connection").into_data().expect("data");
+            assert_eq!(comment, ":\n\n", "{path}");
+        }
+        gate.open();
+        let rest = within(body.collect()).await.expect("a whole body").to_bytes();
+        let rest = String::from_utf8(rest.to_vec()).expect("UTF-8");
+        assert!(rest.matches("data: ").count() >= 3 && !rest.contains("\"error\":{"), "{path}: {rest}");
+    }
+}
+
+#[tokio::test]
+async fn what_fails_in_a_stream_that_has_only_its_head_is_its_last_event() {
+    for (path, body) in streams() {
+        let gate = Gate::default();
+        let mut held = gate.holding_from(0);
+        let script: Script = Box::new(move |step| held(step).or(Some(Fault::RowError(0))));
+        let served = Served::ready(Setup { script, ..Setup::default() }).await;
+        let mut client = served.connect().await;
+        let mut asked = Box::pin(client.sender.send_request(post(path, body.to_string())));
+        tokio::select! {
+            answer = &mut asked => panic!("{path}: {answer:?} before its first token"),
+            () = served.until_info(|info| info["requests_running"] == 1) => pass(15).await,
+        }
+        let answer = within(asked).await.expect("an answer");
+        assert_eq!(answer.status(), 200, "{path}");
+        gate.open();
+        let events = within(answer.into_body().collect()).await.expect("a whole body").to_bytes();
+        let events = String::from_utf8(events.to_vec()).expect("UTF-8");
+        let (_, data) = events.trim_end().rsplit_once("data: ").expect("an event");
+        assert!(events.matches("data: ").count() == 1 && data.contains("not a number"), "{path}: {events}");
+        served.until_info(|info| info["kv_blocks_used"] == 0 && info["requests_running"] == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_of_which_it_has_only_the_head_is_noticed() {
+    let gate = Gate::default();
+    let served = Served::ready(Setup { script: gate.holding_from(0), ..Setup::default() }).await;
+    let asked = served.stream("/generate_stream", generate(3000));
+    let late = async {
+        served.until_info(|info| info["requests_running"] == 1).await;
+        pass(15).await;
+    };
+    let (events, ()) = tokio::join!(asked, late);
+    drop(events);
+    gate.open();
+    served.until_info(|info| info["kv_blocks_used"] == 0 && info["requests_running"] == 0).await;
     assert!(served.workers.steps() < 1000, "{} steps", served.workers.steps());
 }
 

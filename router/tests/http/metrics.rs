@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use penstock_core::worker::mock::Fault;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::life::{Gate, pass};
 use crate::served::{Served, Setup};
 
 /// The token of `~`.
@@ -12,15 +13,51 @@ const TILDE: u32 = 93;
 
 #[test]
 fn requests_are_counted() {
-    let alone = "metrics::every_request_counts_once_and_every_end_has_its_cause";
+    run_alone("metrics::every_request_counts_once_and_every_end_has_its_cause");
+}
+
+#[test]
+fn first_tokens_are_timed() {
+    run_alone("metrics::a_first_token_behind_its_head_is_timed_once");
+}
+
+fn run_alone(test: &str) {
     let tests = std::env::current_exe().expect("the tests have a file");
-    let run = Command::new(tests).args(["--ignored", "--exact", alone]).output().expect("it can be run");
+    let run = Command::new(tests).args(["--ignored", "--exact", test]).output().expect("it can be run");
     let said = String::from_utf8_lossy(&run.stdout);
     assert!(
         run.status.success() && said.contains("1 passed"),
         "{said}{}",
         String::from_utf8_lossy(&run.stderr)
     );
+}
+
+#[tokio::test]
+#[ignore = "is run by `first_tokens_are_timed`, in a process of its own"]
+async fn a_first_token_behind_its_head_is_timed_once() {
+    let gate = Gate::default();
+    let served = Served::ready(Setup { script: gate.holding_from(0), ..Setup::default() }).await;
+    let body = json!({"inputs": "hello", "parameters": {"max_new_tokens": 3}});
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": true});
+    let late = async {
+        let count = |info: &Value, of: &str| info[of].as_u64().unwrap_or_default();
+        served
+            .until_info(|info| count(info, "requests_running") + count(info, "requests_waiting") == 2)
+            .await;
+        pass(15).await;
+    };
+    let asked = (served.stream("/generate_stream", body), served.stream("/v1/chat/completions", chat));
+    let (mut first, mut second, ()) = tokio::join!(asked.0, asked.1, late);
+    let timed = async || {
+        let text = String::from_utf8(served.get("/metrics").await.body.to_vec()).expect("UTF-8");
+        let name = "penstock_time_to_first_token_duration_count ";
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    assert_eq!(timed().await, 0.0);
+    gate.open();
+    first.rest().await;
+    second.rest().await;
+    assert_eq!(timed().await, 2.0);
 }
 
 #[tokio::test]

@@ -121,8 +121,8 @@ pub enum InvalidRequest {
 /// Of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// It is too long by itself.
-    Prompt,
+    /// It is longer than `most` by itself.
+    Prompt { most: u32 },
     /// The prompt fits, but not with as many.
     NewTokens,
 }

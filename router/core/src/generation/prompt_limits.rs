@@ -43,7 +43,7 @@ impl PromptLimits {
         if let Some(new) = asked
             && length.saturating_add(new) > max_total_tokens
         {
-            let blames = if length > most { Part::Prompt } else { Part::NewTokens };
+            let blames = if length > most { Part::Prompt { most } } else { Part::NewTokens };
             return Err(InvalidRequest::TotalTokens { limit: max_total_tokens, prompt: length, new, blames });
         }
         if length > most {
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(check(4, None), Ok(6));
         assert_eq!(check(8, None), Ok(2));
         assert_eq!(check(4, Some(7)), Err(too_many(4, 7, Part::NewTokens)));
-        assert_eq!(check(9, Some(7)), Err(too_many(9, 7, Part::Prompt)));
+        assert_eq!(check(9, Some(7)), Err(too_many(9, 7, Part::Prompt { most: 8 })));
         assert_eq!(check(4, Some(u32::MAX)), Err(too_many(4, u32::MAX, Part::NewTokens)));
         let too_long = InvalidRequest::PromptTokens { limit: 8, given: 9 };
         assert_eq!((check(9, None), check(9, Some(1))), (Err(too_long), Err(too_long)));

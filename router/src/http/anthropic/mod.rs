@@ -62,8 +62,6 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
     let mut choices = Choices::start(&context, vec![request], &params, 1, NAMES).await?;
     choices.tell_unbound(&mut params.warnings);
     let prompt_tokens = choices.prompt_tokens();
-    choices.first().await?;
-    context.began();
     let id = format!("msg_{:032x}", rand::random::<u128>());
     if params.stream {
         let writer = Events {
@@ -75,8 +73,10 @@ async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Bo
             has_begun: false,
             index: 0,
         };
-        return Ok(stream::response(context, choices, prompt_characters, writer));
+        return stream::response(context, choices, prompt_characters, writer).await;
     }
+    choices.first().await?;
+    context.began();
     let answers = choices.collect().await?;
     let [(tokens, done)] = &answers[..] else { return Err(ApiError::internal()) };
     context.succeeded(done);

@@ -223,6 +223,15 @@ pub enum TextParam<'a> {
     Text { text: &'a str },
 }
 
+impl TextParam<'_> {
+    /// What Claude Code begins its `system` with, for Anthropic's accounts and not for the model. It differs from one session to
+    /// the next, in older versions from one request to the next: with it no prompt would share a prefix with another.
+    fn is_attribution(&self) -> bool {
+        let Self::Text { text } = self;
+        text.starts_with("x-anthropic-billing-header:") && text.lines().nth(1).is_none()
+    }
+}
+
 impl Role {
     fn name(self) -> &'static str {
         match self {
@@ -361,7 +370,13 @@ impl<'a> MessageParam<'a> {
 fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = fields.tree(&request_fields::SYSTEM)? {
-        let system = Texts::read(&request_fields::SYSTEM.name.into(), &system)?.joined();
+        let mut system = Texts::read(&request_fields::SYSTEM.name.into(), &system)?;
+        if let Texts::Blocks(blocks) = &mut system
+            && blocks.first().is_some_and(TextParam::is_attribution)
+        {
+            blocks.remove(0);
+        }
+        let system = system.joined();
         // Templates refuse or replace a system message that says nothing.
         if !system.is_empty() {
             messages.push(json!({"role": "system", "content": system}));
@@ -470,6 +485,36 @@ mod tests {
 
     fn assistant(blocks: Value) -> Value {
         json!({"role": "assistant", "content": blocks})
+    }
+
+    #[test]
+    fn what_claude_code_says_of_its_session_is_not_for_the_model() {
+        let system = |texts: &[&str]| {
+            let blocks: Vec<Value> = texts.iter().map(|text| json!({"type": "text", "text": text})).collect();
+            let chat = parsed(json!({"system": blocks})).expect("valid").chat;
+            chat.messages
+                .iter()
+                .find(|message| message["role"] == "system")
+                .map(|message| message["content"].clone())
+        };
+        let session =
+            |id: &str| format!("x-anthropic-billing-header: cc_version=2.1.90; cc_entrypoint=cli; cch={id};");
+        let (one, other) = (session("ab12c"), session("00000"));
+        for session in [&one, &other] {
+            assert_eq!(system(&[session, "You are", "an agent."]), Some(json!("You are\nan agent.")));
+            assert_eq!(system(&[session]), None);
+        }
+        // Only there, only so, and only alone.
+        let within = format!("{one}\nYou are an agent.");
+        assert_eq!(system(&[&within]), Some(json!(within)));
+        assert_eq!(system(&["You are", &one]), Some(json!(format!("You are\n{one}"))));
+        assert_eq!(
+            system(&["An x-anthropic-billing-header: is"]),
+            Some(json!("An x-anthropic-billing-header: is"))
+        );
+        assert_eq!(parsed(json!({"system": one})).expect("valid").chat.messages[0]["content"], json!(one));
+        let wrong = json!({"system": [{"type": "text", "text": one}, {"type": "image"}]});
+        assert_eq!(refusal(wrong), "`system[1]` must be a block of text");
     }
 
     fn user(blocks: Value) -> Value {

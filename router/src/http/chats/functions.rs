@@ -51,14 +51,30 @@ pub struct Shape {
     /// Names of the schema.
     schemas: &'static [&'static str],
     has_namespaces: bool,
+    /// Types of tools that its own servers run: left out, and named in `warnings`.
+    hosted: &'static [&'static str],
 }
+
+/// Types may have a version behind, such as a date. Clients send them whatever answers: Codex has `web_search` in each request.
+const HOSTED: [&str; 5] = ["web_search", "file_search", "code_interpreter", "image_generation", "mcp"];
 
 impl Shape {
     /// TGI's own clients say `arguments`.
     pub const CHAT: Self =
-        Self { is_nested: true, schemas: &["parameters", "arguments"], has_namespaces: false };
-    pub const RESPONSES: Self = Self { is_nested: false, schemas: &["parameters"], has_namespaces: true };
-    pub const MESSAGES: Self = Self { is_nested: false, schemas: &["input_schema"], has_namespaces: false };
+        Self { is_nested: true, schemas: &["parameters", "arguments"], has_namespaces: false, hosted: &[] };
+    pub const RESPONSES: Self =
+        Self { is_nested: false, schemas: &["parameters"], has_namespaces: true, hosted: &HOSTED };
+    pub const MESSAGES: Self =
+        Self { is_nested: false, schemas: &["input_schema"], has_namespaces: false, hosted: &[] };
+
+    /// The type of a tool that is left out.
+    pub fn left_out<'a>(&self, tool: &Object<'a>) -> Option<&'a str> {
+        let kind = tool.value("type").as_str()?;
+        let is = |hosted: &&str| {
+            kind.strip_prefix(hosted).is_some_and(|version| version.is_empty() || version.starts_with('_'))
+        };
+        self.hosted.iter().any(is).then_some(kind)
+    }
 }
 
 /// What the client says of calls.
@@ -99,10 +115,10 @@ fn is_part_of_a_name(character: char) -> bool {
     character.is_alphanumeric() || "_-./:".contains(character)
 }
 
-/// The tools of a request, each read by its dialect as one or several, no two of one name.
+/// The tools of a request, each read by its dialect as any number of functions, no two of one name.
 pub fn functions(
     fields: &Fields,
-    read: impl Fn(&Object) -> Result<Vec<Function>, ApiError>,
+    mut read: impl FnMut(&Object) -> Result<Vec<Function>, ApiError>,
 ) -> Result<Vec<Function>, ApiError> {
     let given = match fields.tree(&request_fields::TOOLS)? {
         Some(Value::Array(tools)) => tools,

@@ -77,8 +77,21 @@ impl Bound {
 impl Tools {
     /// Those of OpenAI's dialects. None: without tools, or `tool_choice` is `none`.
     pub fn parse(fields: &Fields, shape: &Shape, warnings: &mut Warnings) -> Result<Option<Self>, ApiError> {
-        let functions = functions(fields, |tool| Function::read(tool, shape))?;
+        let mut left_out = None;
+        let functions = functions(fields, |tool| match shape.left_out(tool) {
+            Some(kind) => {
+                let place = tool.place.to_string();
+                warnings.no_effect(&place, &format!("here: this server runs no {}", shortened(kind)));
+                left_out = left_out.take().or_else(|| Function::read(tool, shape).err());
+                Ok(Vec::new())
+            }
+            None => Function::read(tool, shape),
+        })?;
         let choice = choice(fields)?.by_shown_names(&functions);
+        // A call is asked for, and there is nothing else to call.
+        if let (Choice::Required, [], Some(refusal)) = (&choice, &functions[..], left_out) {
+            return Err(refusal);
+        }
         let is_single = !fields.boolean(&request_fields::PARALLEL_TOOL_CALLS)?.unwrap_or(true);
         let tools = Self::of(functions, choice, is_single)?;
         let tool_prompt = fields.text(&request_fields::TOOL_PROMPT)?.map(Cow::into_owned);

@@ -19,6 +19,8 @@ pub enum Cause {
     WrongHost,
     /// The request's content cannot be served.
     Validation,
+    /// It has or asks for more tokens than fit.
+    ContextLength,
     Template,
     Generation,
     Overloaded,
@@ -56,7 +58,7 @@ pub struct Entry {
 impl Cause {
     /// In the order of their status.
     #[cfg(test)]
-    const ALL: [Cause; 18] = [
+    const ALL: [Cause; 19] = [
         Cause::MalformedBody,
         Cause::MalformedHead,
         Cause::Unauthorized,
@@ -67,6 +69,7 @@ impl Cause {
         Cause::NotJson,
         Cause::WrongHost,
         Cause::Validation,
+        Cause::ContextLength,
         Cause::Template,
         Cause::Generation,
         Cause::Overloaded,
@@ -162,6 +165,14 @@ impl Cause {
                 "Change the field that the message (OpenAI: `param`) names; it says the limit, the flag that sets it, \
                  and what was given",
             ),
+            // Its code is OpenAI's, by which clients know that they have to shorten the conversation.
+            Cause::ContextLength => Entry {
+                code: "context_length_exceeded",
+                about: "The prompt, or the prompt and the tokens that may follow it, are more than `--max-input-tokens` or \
+                        `--max-total-tokens` allow, or the model",
+                remedy: "Shorten the prompt, or ask for fewer tokens; the message says how many of each there are and may be",
+                ..Cause::Validation.entry()
+            },
             Cause::Template => Entry {
                 label: Some("template"),
                 tgi_prefix: "Template error: ",

@@ -71,6 +71,43 @@ pub struct ApiError {
     /// Parts of the request that the place is in, the inner one first.
     within: Vec<Place>,
     retry_after: Option<Duration>,
+    /// Boxed like the place.
+    overflow: Option<Box<Overflow>>,
+}
+
+/// Which tokens are too many, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Overflow {
+    /// Those of the prompt. `given` is `None` where they were not all counted.
+    Prompt { most: usize, given: Option<u32> },
+    /// Those of the prompt and the new ones together.
+    Total { most: u32, prompt: u32, new: u32 },
+}
+
+impl Overflow {
+    /// A sentence before our own. Clients find out by these words, and by the numbers in them, that they have to shorten the
+    /// conversation or to ask for fewer tokens; TGI's look for our own.
+    fn sentence(self, family: Family) -> Option<String> {
+        let sentence = match (family, self) {
+            (Family::Tgi, _) => return None,
+            (Family::OpenAi, Self::Prompt { most, .. }) => {
+                format!("This model's maximum context length is {most} tokens for the prompt")
+            }
+            (Family::OpenAi, Self::Total { most, .. }) => {
+                format!("This model's maximum context length is {most} tokens")
+            }
+            (Family::Anthropic, Self::Prompt { most, given: Some(given) }) => {
+                format!("prompt is too long: {given} tokens > {most} maximum")
+            }
+            (Family::Anthropic, Self::Prompt { most, given: None }) => {
+                format!("prompt is too long: at least {} tokens > {most} maximum", most + 1)
+            }
+            (Family::Anthropic, Self::Total { most, prompt, new }) => {
+                format!("input length and `max_tokens` exceed context limit: {prompt} + {new} > {most}")
+            }
+        };
+        Some(sentence)
+    }
 }
 
 /// What the message says; with the place, or of several.
@@ -87,7 +124,7 @@ enum Says {
 impl ApiError {
     fn saying(cause: Cause, place: Option<Place>, says: Says) -> Self {
         let place = place.map(Box::new);
-        Self { cause, place, says, given: None, within: Vec::new(), retry_after: None }
+        Self { cause, place, says, given: None, within: Vec::new(), retry_after: None, overflow: None }
     }
 
     /// An error that is about no field.
@@ -113,6 +150,11 @@ impl ApiError {
     /// Says what was given instead.
     pub fn given(self, given: impl Into<String>) -> Self {
         Self { given: Some(given.into()), ..self }
+    }
+
+    /// Says that tokens are too many, and which.
+    fn overflowing(self, overflow: Overflow) -> Self {
+        Self { cause: Cause::ContextLength, overflow: Some(Box::new(overflow)), ..self }
     }
 
     pub fn not_supported_yet(field: &'static str) -> Self {
@@ -190,6 +232,12 @@ impl ApiError {
         self.place.as_deref().map(Place::field)
     }
 
+    /// What the family's clients are told.
+    fn message(&self, family: Family) -> String {
+        let overflow = self.overflow.as_ref().and_then(|overflow| overflow.sentence(family));
+        overflow.map_or_else(|| self.to_string(), |sentence| format!("{sentence}. {self}"))
+    }
+
     /// The JSON of it: a body, or the data of a stream's last event.
     pub fn body(&self, family: Family) -> Vec<u8> {
         let body = match family {
@@ -199,7 +247,7 @@ impl ApiError {
             }),
             Family::OpenAi => serde_json::to_vec(&OpenAiError {
                 error: OpenAiDetail {
-                    message: &self.to_string(),
+                    message: &self.message(family),
                     r#type: self.cause.entry().openai_type,
                     param: self.param(),
                     code: self.cause.code(),
@@ -210,7 +258,7 @@ impl ApiError {
                 kind: "error",
                 error: AnthropicDetail {
                     kind: anthropic_type(family.status(self.cause)),
-                    message: &self.to_string(),
+                    message: &self.message(family),
                     param: self.param(),
                 },
             }),
@@ -281,9 +329,7 @@ impl FieldNames {
                 tracing::error!("a grammar was not compiled: {why}");
                 ApiError::internal()
             }
-            GenerationFailure::Prompt(PromptError::TooLong { limit }) => {
-                self.too_long(limit).given(format!("more than {limit}"))
-            }
+            GenerationFailure::Prompt(PromptError::TooLong { limit }) => self.too_long(limit, None),
             GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
             GenerationFailure::Prompt(PromptError::Template(text)) => {
                 ApiError::new(Cause::Template, shortened_to(RAISED, &text).into_owned())
@@ -339,9 +385,7 @@ impl FieldNames {
         match invalid {
             InvalidRequest::EmptyStop => ApiError::invalid(self.stop, "must not have an empty string"),
             InvalidRequest::EmptyPrompt => ApiError::invalid(prompt, "must have at least 1 token").given("0"),
-            InvalidRequest::PromptTokens { limit, given } => {
-                self.too_long(limit as usize).given(given.to_string())
-            }
+            InvalidRequest::PromptTokens { limit, given } => self.too_long(limit as usize, Some(given)),
             InvalidRequest::TokenId { limit, given } => {
                 let text = format!("token ids must be < {limit}, the vocabulary's size");
                 ApiError::invalid(prompt, text).given(given.to_string())
@@ -352,13 +396,16 @@ impl FieldNames {
                 ApiError::invalid(max_new_tokens, text).given(given.to_string())
             }
             InvalidRequest::TotalTokens { limit, prompt: length, new, blames } => {
-                let field = match blames {
-                    Part::Prompt => prompt,
-                    Part::NewTokens => max_new_tokens,
+                let (field, overflow) = match blames {
+                    // Fewer new tokens would not make it fit.
+                    Part::Prompt { most } => {
+                        (prompt, Overflow::Prompt { most: most as usize, given: Some(length) })
+                    }
+                    Part::NewTokens => (max_new_tokens, Overflow::Total { most: limit, prompt: length, new }),
                 };
                 let text = format!("`{prompt}` tokens + `{max_new_tokens}` must be <= {limit}");
                 let given = format!("{length} `{prompt}` tokens and {new} `{max_new_tokens}`");
-                ApiError::together(field, text).given(given)
+                ApiError::together(field, text).given(given).overflowing(overflow)
             }
             InvalidRequest::MinNewTokens { limit, given } => {
                 let text = format!("must be <= {limit}, the most that may be generated");
@@ -367,8 +414,10 @@ impl FieldNames {
         }
     }
 
-    fn too_long(&self, limit: usize) -> ApiError {
-        ApiError::invalid(self.prompt, format!("must have <= {limit} tokens"))
+    fn too_long(&self, most: usize, given: Option<u32>) -> ApiError {
+        let counted = given.map_or_else(|| format!("more than {most}"), |given| given.to_string());
+        let error = ApiError::invalid(self.prompt, format!("must have <= {most} tokens")).given(counted);
+        error.overflowing(Overflow::Prompt { most, given })
     }
 }
 
@@ -499,13 +548,61 @@ mod tests {
         let names = FieldNames { max_new_tokens: "max_completion_tokens", ..FieldNames::CHAT };
         let too_many = |blames| InvalidRequest::TotalTokens { limit: 10, prompt: 4, new: 7, blames };
         let body = body(&names.error(too_many(Part::NewTokens)), Family::OpenAi);
-        let message = "`messages` tokens + `max_completion_tokens` must be <= 10. Given: 4 `messages` tokens and 7 \
-                       `max_completion_tokens`";
+        let message = "This model's maximum context length is 10 tokens. `messages` tokens + `max_completion_tokens` must \
+                       be <= 10. Given: 4 `messages` tokens and 7 `max_completion_tokens`";
         assert_eq!(body["error"]["message"], message);
         assert_eq!(body["error"]["type"], "invalid_request_error");
         assert_eq!(body["error"]["param"], "max_completion_tokens");
-        assert_eq!(body["error"]["code"], "validation");
-        assert_eq!(names.error(too_many(Part::Prompt)).param(), Some("messages"));
+        assert_eq!(body["error"]["code"], "context_length_exceeded");
+        assert_eq!(names.error(too_many(Part::Prompt { most: 3 })).param(), Some("messages"));
+    }
+
+    /// What OpenCode, LiteLLM, Claude Code and others look for in a message.
+    #[test]
+    fn too_many_tokens_are_told_in_the_words_that_a_familys_clients_look_for() {
+        let together = |prompt, new, blames| {
+            GenerationFailure::from(InvalidRequest::TotalTokens { limit: 10, prompt, new, blames })
+        };
+        let both = together(4, 7, Part::NewTokens);
+        let prompt = together(12, 7, Part::Prompt { most: 9 });
+        let counted = GenerationFailure::from(InvalidRequest::PromptTokens { limit: 9, given: 12 });
+        let uncounted = GenerationFailure::from(PromptError::TooLong { limit: 9 });
+        for (failure, openai, anthropic) in [
+            (
+                both,
+                "This model's maximum context length is 10 tokens",
+                "input length and `max_tokens` exceed context limit: 4 + 7 > 10",
+            ),
+            (
+                prompt,
+                "This model's maximum context length is 9 tokens for the prompt",
+                "prompt is too long: 12 tokens > 9 maximum",
+            ),
+            (
+                counted,
+                "This model's maximum context length is 9 tokens for the prompt",
+                "prompt is too long: 12 tokens > 9 maximum",
+            ),
+            (
+                uncounted,
+                "This model's maximum context length is 9 tokens for the prompt",
+                "prompt is too long: at least 10 tokens > 9 maximum",
+            ),
+        ] {
+            let error = FieldNames::MESSAGES.error(failure.clone());
+            let sentence = error.to_string();
+            assert!(sentence.starts_with("`messages` "), "{sentence}");
+            for (family, lead) in [(Family::OpenAi, openai), (Family::Anthropic, anthropic)] {
+                assert_eq!(body(&error, family)["error"]["message"], format!("{lead}. {sentence}"));
+            }
+            assert_eq!(body(&error, Family::OpenAi)["error"]["code"], "context_length_exceeded");
+            assert_eq!(body(&error, Family::OpenAi)["error"]["http_status_code"], 422);
+            assert_eq!(error.response(Family::Anthropic).status(), 400);
+            // TGI's clients know our own words, which are TGI's.
+            let error = FieldNames::TGI.error(failure);
+            let text = format!("Input validation error: {error}");
+            assert_eq!(body(&error, Family::Tgi), json!({"error": text, "error_type": "validation"}));
+        }
     }
 
     #[test]

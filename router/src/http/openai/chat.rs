@@ -239,8 +239,6 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared.await?;
     let mut choices = Choices::start(&context, vec![request], &params, params.n, names).await?;
     choices.tell_unbound(&mut params.warnings);
-    choices.first().await?;
-    context.began();
     let head = AnswerHead::new("chatcmpl", params.model);
     let logprobs = logprobs.then_some(prompt);
     if params.stream {
@@ -253,8 +251,10 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             choices: (0..params.n as usize).map(|choice| ChoiceStream::new(&reading, choice)).collect(),
             done: Vec::new(),
         };
-        return Ok(stream::response(context, choices, prompt_characters, writer));
+        return stream::response(context, choices, prompt_characters, writer).await;
     }
+    choices.first().await?;
+    context.began();
     let answers = choices.collect().await?;
     let all = || answers.iter().map(|(_, done)| done);
     for done in all() {

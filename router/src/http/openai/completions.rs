@@ -166,8 +166,6 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     });
     let requests = requests.collect();
     let mut choices = Choices::start(&context, requests, &params, best_of, names).await?;
-    choices.first().await?;
-    context.began();
     let head = AnswerHead::new("cmpl", params.model);
     let answers_each = params.n as usize;
     if params.stream {
@@ -182,8 +180,10 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             done: Vec::new(),
             answers_each,
         };
-        return Ok(stream::response(context, choices, prompt_characters, writer));
+        return stream::response(context, choices, prompt_characters, writer).await;
     }
+    choices.first().await?;
+    context.began();
     let mut answers = choices.collect().await?;
     for (_, done) in &answers {
         context.succeeded(done);

@@ -29,32 +29,44 @@ pub trait ChunkWriter: Send + Unpin + 'static {
     }
 }
 
-/// The answer that streams `choices`, with its headers.
-pub fn response(
+/// The answer that streams `choices`, with its headers. What fails early is no stream.
+pub async fn response(
     context: Arc<RequestContext>,
-    choices: Choices,
+    mut choices: Choices,
     prompt_characters: usize,
     writer: impl ChunkWriter,
-) -> Response<Body> {
+) -> Result<Response<Body>, ApiError> {
+    let has_begun = sse::begun(choices.first()).await?;
+    if has_begun {
+        context.began();
+    }
     let mut head = Response::default();
     context.head(&mut head, prompt_characters);
     let remaining = choices.count();
-    let mut response = sse::answer(ChunkStream { choices, remaining, context, writer });
+    let mut response = sse::answer(ChunkStream { choices, remaining, has_begun, context, writer });
     response.headers_mut().extend(head.into_parts().0.headers);
-    response
+    Ok(response)
 }
 
 struct ChunkStream<W> {
     choices: Choices,
     /// Choices that have not ended.
     remaining: usize,
+    /// The first token is there.
+    has_begun: bool,
     context: Arc<RequestContext>,
     writer: W,
 }
 
 impl<W: ChunkWriter> EventSource for ChunkStream<W> {
     fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
-        let goes_on = match ready!(self.choices.poll_next(context)) {
+        let next = ready!(self.choices.poll_next(context));
+        if !self.has_begun && matches!(next, Some((_, GenerationEvent::Token(_) | GenerationEvent::Done(_))))
+        {
+            self.has_begun = true;
+            self.context.began();
+        }
+        let goes_on = match next {
             Some((index, GenerationEvent::Token(token))) => {
                 self.writer.token(index, &token, encoder);
                 true

@@ -127,13 +127,16 @@ fn told((tokens, done): &(Vec<TokenEvent>, Done)) -> Told<'_> {
 
 async fn streamed(context: Arc<RequestContext>, asked: GenerateRequest) -> Result<Response<Body>, ApiError> {
     let mut generation = context.start(asked.request, &NAMES).await?;
-    generation.first().await.map_err(|failure| NAMES.error(failure))?;
-    context.began();
+    let has_begun = sse::begun(generation.first()).await.map_err(|failure| NAMES.error(failure))?;
+    if has_begun {
+        context.began();
+    }
     let mut head = Response::default();
     context.head(&mut head, asked.prompt_characters);
     let stream = TokenStream {
         prompt_tokens: generation.prompt_tokens(),
         generation,
+        has_begun,
         context,
         prefix: asked.prefix,
         details: asked.details,
@@ -147,6 +150,8 @@ async fn streamed(context: Arc<RequestContext>, asked: GenerateRequest) -> Resul
 
 struct TokenStream {
     generation: Generation,
+    /// The first token is there.
+    has_begun: bool,
     context: Arc<RequestContext>,
     prefix: String,
     details: bool,
@@ -159,7 +164,12 @@ struct TokenStream {
 
 impl EventSource for TokenStream {
     fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
-        match (ready!(self.generation.poll_next(context)), self.last.take()) {
+        let next = ready!(self.generation.poll_next(context));
+        if !self.has_begun && matches!(next, Some(GenerationEvent::Token(_) | GenerationEvent::Done(_))) {
+            self.has_begun = true;
+            self.context.began();
+        }
+        match (next, self.last.take()) {
             (Some(GenerationEvent::Token(event)), None) => {
                 if event.last {
                     self.last = Some(event);

@@ -51,8 +51,6 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared;
     let mut choices = Choices::start(&context, vec![request], &params, 1, names).await?;
     choices.tell_unbound(&mut params.warnings);
-    choices.first().await?;
-    context.began();
     let writer = Events {
         head: Head {
             id: format!("resp_{:032x}", rand::random::<u128>()),
@@ -74,8 +72,10 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
         has_begun: false,
     };
     if params.stream {
-        return Ok(stream::response(context, choices, prompt_characters, writer));
+        return stream::response(context, choices, prompt_characters, writer).await;
     }
+    choices.first().await?;
+    context.began();
     let mut writer = writer;
     let answers = choices.collect().await?;
     let [(tokens, done)] = &answers[..] else { return Err(ApiError::internal()) };

@@ -384,6 +384,11 @@ impl<'a> InputItem<'a> {
                 call_id: item.text("call_id")?,
                 output: Texts::read(item, "output")?,
             },
+            "item_reference" => {
+                let text = "of type \"item_reference\" is not supported: no answer is kept, so the item itself has to be \
+                            sent, as clients do that are told `store: false`";
+                return Err(ApiError::invalid(&item.place, text));
+            }
             kind => {
                 let text = format!("of type {:?} is not supported", shortened(kind));
                 return Err(ApiError::invalid(&item.place, text));
@@ -556,6 +561,34 @@ mod tests {
         }
     }
 
+    /// As Codex sends them.
+    #[test]
+    fn tools_that_run_on_the_server_are_left_out_by_name() {
+        let function = |name: &str| json!({"type": "function", "name": name});
+        let tools = json!([
+            function("shell"),
+            {"type": "namespace", "name": "n", "tools": [function("f")]},
+            {"type": "web_search", "external_web_access": false},
+            {"type": "web_search_preview_2025_03_11"},
+            {"type": "mcp", "server_label": "docs"},
+        ]);
+        let warned = |choice: &str| {
+            let asked = parsed(json!({"tools": tools, "tool_choice": choice})).expect("valid").chat;
+            assert!(asked.tools.is_some());
+            asked.params.warnings.lines().join("; ")
+        };
+        let lines = "`tools[2]` has no effect here: this server runs no web_search; `tools[3]` has no effect here: this server \
+                     runs no web_search_preview_2025_03_11; `tools[4]` has no effect here: this server runs no mcp";
+        assert_eq!((warned("auto").as_str(), warned("required").as_str()), (lines, lines));
+        let alone = json!({"tools": [{"type": "image_generation"}]});
+        assert!(parsed(alone).expect("valid").chat.tools.is_none());
+        let named = json!({"tools": tools, "tool_choice": {"type": "web_search"}});
+        assert!(refusal(named).starts_with("`tool_choice` must be "));
+        // Only its own versions.
+        let other = refusal(json!({"tools": [{"type": "web_searcher"}]}));
+        assert!(other.starts_with("`tools[0].type` must be "), "{other}");
+    }
+
     /// What is said of a namespace is shown once.
     #[test]
     fn functions_of_a_namespace_are_shown_by_one_name() {
@@ -613,7 +646,8 @@ mod tests {
             ),
             (
                 json!({"type": "item_reference", "id": "x"}),
-                "`input[6]` of type \"item_reference\" is not supported",
+                "`input[6]` of type \"item_reference\" is not supported: no answer is kept, so the item itself has to be \
+                 sent, as clients do that are told `store: false`",
             ),
         ] {
             assert_eq!(refusal(conversation(last)), says);
@@ -649,7 +683,7 @@ mod tests {
                 "`tools[0].parameters` must be an",
             ),
             (
-                json!({"tools": [{"type": "web_search"}]}),
+                json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}),
                 "`tools[0].type` must be \"function\", \"custom\" or a \"namespace\" of these: this server runs no tools of its own",
             ),
             (
