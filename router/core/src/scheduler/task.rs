@@ -497,7 +497,10 @@ impl Task {
         let (source, old) = (self.source.clone(), group.clone());
         let mut replacing = self.outside.spawn(async move { old.replace(&*source, loss).await });
         loop {
+            // Tokens that their grammars have still to take need no workers.
+            while self.compute_masks() {}
             self.core.expire(clock::now());
+            self.publish();
             let due = self.core.next_due();
             let expiry = tokio::time::sleep_until(due.unwrap_or_else(clock::now).into());
             tokio::select! {
@@ -507,8 +510,9 @@ impl Task {
                     }));
                 }
                 () = expiry, if due.is_some() => {}
+                results = self.mask_threads.next() => self.take_masks(results),
                 message = self.inbox.recv() => match message.map(|message| self.handle(message)) {
-                    Some(Then::GoOn) => self.publish(),
+                    Some(Then::GoOn) => {}
                     Some(Then::Stop) | None => {
                         replacing.abort();
                         return None;
