@@ -94,18 +94,10 @@ impl Core {
         self.last_result = Some(now);
         self.shapes.insert(step.shape());
         self.throttle.passed(step.rows.len() as u32, step.work.tokens);
-        let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
-        let drafting = Duration::from_nanos(result.draft_ns);
-        self.cost.learn_drafting(step.work.drafted, drafting);
-        // What the draft model takes in of prompts is a part of what prompts take.
-        let apart = match step.work.prompts {
-            true => Duration::from_nanos(self.cost.expect_drafting(step.work.drafted) as u64).min(drafting),
-            false => drafting,
-        };
-        let (without, computed) = (took.saturating_sub(apart), computed + (drafting - apart));
-        match step.is_lone {
-            true => self.cost.learn_alone(step.work, without, computed),
-            false => self.cost.learn(step.work, without),
+        self.cost.learn_drafting(step.work.drafted, Duration::from_nanos(result.draft_ns));
+        // The first step of its size may have compiled, and one that masks held up says how long those took.
+        if !step.first_run && !step.was_held_up(begun, now) {
+            self.learn_cost(&step, &result, took);
         }
         self.counters.steps += 1;
 
@@ -233,6 +225,22 @@ impl Core {
     }
 
     fn deliver(&mut self, key: usize, sampled: SampledToken, how: Sampled, now: Instant) {
+    /// `took`: from when the workers could begin the step to its result.
+    fn learn_cost(&mut self, step: &InFlight, result: &StepResult, took: Duration) {
+        let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
+        let drafting = Duration::from_nanos(result.draft_ns);
+        // What the draft model takes in of prompts is a part of what prompts take.
+        let apart = match step.work.prompts {
+            true => Duration::from_nanos(self.cost.expect_drafting(step.work.drafted) as u64).min(drafting),
+            false => drafting,
+        };
+        let (without, computed) = (took.saturating_sub(apart), computed + (drafting - apart));
+        match step.is_lone {
+            true => self.cost.learn_alone(step.work, without, computed),
+            false => self.cost.learn(step.work, without),
+        }
+    }
+
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);
