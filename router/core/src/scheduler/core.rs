@@ -627,6 +627,8 @@ impl Core {
             assert_eq!(own.iter().filter(|row| row.sample).count() as u32, sequence.samples_in_flight);
             let drafts = |counts: fn(&RowRecord) -> bool| {
                 own.iter().filter(|row| counts(row)).map(|row| row.drafts).sum::<u32>()
+            let unmasked = own.iter().filter(|row| row.sample && !row.masked).count();
+            assert_eq!(unmasked as u32, sequence.unmasked_in_flight);
             };
             assert_eq!(drafts(|_| true), sequence.drafts_in_flight);
             assert_eq!(drafts(|row| row.own_drafts), sequence.model_drafts_in_flight);

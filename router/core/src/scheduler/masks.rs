@@ -271,8 +271,11 @@ impl Core {
                 row.id == result.id && row.sample && !row.masked && row.yields != Yields::Nothing
             };
             let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
-            let waits = self.sequences[key].held() > 0;
-            if (forces && waits) || (moves && !waits && rows.any(has_guessed)) {
+            let sequence = &self.sequences[key];
+            let waits = sequence.held() > 0;
+            // Rows are many, and mostly none of them is one.
+            let may_have_guessed = moves && !waits && sequence.unmasked_in_flight > 0;
+            if (forces && waits) || (may_have_guessed && rows.any(has_guessed)) {
                 self.start_again(key, now);
                 return;
             }

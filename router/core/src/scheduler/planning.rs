@@ -418,6 +418,7 @@ impl Core {
             sequence.samples_in_flight += 1;
             sequence.slot_sampled = Some(end);
         }
+            sequence.unmasked_in_flight += u32::from(!masked);
         self.hold_draft_states(key, drafts);
         self.register(key);
         self.save_states(key, position, continues);

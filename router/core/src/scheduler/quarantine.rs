@@ -38,6 +38,7 @@ impl Core {
             sequence.samples_in_flight = 0;
             sequence.drafts_in_flight = 0;
             sequence.model_drafts_in_flight = 0;
+            sequence.unmasked_in_flight = 0;
             sequence.stale_drafts_in_flight = 0;
             sequence.tokens_in_flight = 0;
             let history = &mut sequence.crash_history;

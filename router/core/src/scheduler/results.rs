@@ -130,6 +130,7 @@ impl Core {
             sequence.rows_in_flight -= 1;
             sequence.tokens_in_flight -= row.tokens;
             sequence.samples_in_flight -= u32::from(row.sample);
+            sequence.unmasked_in_flight -= u32::from(row.sample && !row.masked);
             sequence.drafts_in_flight -= row.drafts;
             if row.own_drafts {
                 sequence.model_drafts_in_flight -= row.drafts;
