@@ -127,7 +127,7 @@ impl Core {
             }
             Some(forced) if forced != token.id => {
                 tracing::error!(?forced, token = ?token.id, "a worker sampled another token than the only one allowed");
-                self.fail(key, SequenceFailure::MaskIgnored);
+                self.fail(key, SequenceFailure::MaskIgnored, now);
             }
             Some(_) => {
                 let is_last = constraint.forced.is_empty() && matches!(constraint.next, NextToken::End);
@@ -236,7 +236,7 @@ impl Core {
         let next = match result.outcome {
             Ok(next) => next,
             Err(why) => {
-                self.fail(key, SequenceFailure::Mask(why));
+                self.fail(key, SequenceFailure::Mask(why), now);
                 return;
             }
         };

@@ -174,7 +174,7 @@ impl Core {
             if let Some(error) = error {
                 // What the row read or computed may be as bad as its logits.
                 self.pool.purge(&sequence.table, row.id);
-                self.fail(row.key, SequenceFailure::Row(error.message.clone()));
+                self.fail(row.key, SequenceFailure::Row(error.message.clone()), now);
                 continue;
             }
             if sequence.crash_history.quarantined && sequence.answered >= sequence.crash_history.cleared_at {
@@ -225,7 +225,6 @@ impl Core {
         Ok(stepped)
     }
 
-    fn deliver(&mut self, key: usize, sampled: SampledToken, how: Sampled, now: Instant) {
     /// `took`: from when the workers could begin the step to its result.
     fn learn_cost(&mut self, step: &InFlight, result: &StepResult, took: Duration) {
         let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
@@ -242,6 +241,8 @@ impl Core {
         }
     }
 
+    fn deliver(&mut self, key: usize, sampled: SampledToken, how: Sampled, now: Instant) {
+        self.end_probe(key, now);
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);

@@ -418,7 +418,7 @@ impl Harness {
         self.masks.clear();
         self.spoiled.clear();
         self.pages = self.pages.take().map(|_| Pages::default());
-        self.core.lose();
+        self.core.lose(self.now);
         self.config.pages = pages;
         let capacity =
             capacity(&self.config, self.core.capacity.max_slots, self.core.capacity.max_step_tokens);
