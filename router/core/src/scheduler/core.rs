@@ -15,6 +15,7 @@ use super::block_events::BlockChange;
 use super::blocks::BlockPool;
 use super::corpus::{Corpora, CorpusId, Recall};
 use super::cost::StepCost;
+use super::deadlines::Probes;
 use super::draft_model::DraftAccuracy;
 use super::fairness::FairQueue;
 use super::handle::{Arrival, StatePlaces, States, Stats};
@@ -145,6 +146,7 @@ pub(super) struct Core {
     pub(super) shapes: HashSet<Shape>,
     pub(super) counters: Counters,
     pub(super) completions: Completions,
+    pub(super) probes: Probes,
     /// What tenants were answered lately.
     pub(super) corpora: Option<Corpora>,
     /// Digests whose a corpus is; seeds the indexes of `prompt_lookup` and `corpus`.
@@ -255,6 +257,7 @@ impl Core {
             shapes: HashSet::new(),
             counters: Counters::default(),
             completions: Completions::default(),
+            probes: Probes::default(),
             hashes,
             is_cleared: false,
         }
@@ -277,19 +280,19 @@ impl Core {
         self.last_result = None;
         self.shapes.clear();
         self.completions.resume(now);
-        self.fit_to_prepared();
+        self.fit_to_prepared(now);
     }
 
     /// Workers that have less memory than those before may be prepared for shorter sequences: live ones end by length where
     /// those do, and fail if they are that long already. One that the KV cache alone has no room for goes on until it is full.
-    fn fit_to_prepared(&mut self) {
+    fn fit_to_prepared(&mut self, now: Instant) {
         let limit = self.capacity.prepared_tokens;
         let too_long = self.sequences.iter().filter(|(_, sequence)| sequence.final_len() > limit);
         for key in too_long.map(|(key, _)| key).collect::<Vec<_>>() {
             let sequence = &mut self.sequences[key];
             match sequence.tokens.len() < limit as usize {
                 true => sequence.max_new_tokens = limit - sequence.prompt_len,
-                false => self.fail(key, Unavailable::TotalTokens { limit }.into()),
+                false => self.fail(key, Unavailable::TotalTokens { limit }.into(), now),
             }
         }
     }
@@ -356,12 +359,11 @@ impl Core {
                 self.counters.cancelled += 1;
                 self.counters.tokens_after_cancel += u64::from(self.sequences[key].tokens_in_flight);
                 self.forgo_verdict(key);
-                self.remove(key);
+                self.remove(key, now);
             }
             Release::Stopped => {
                 self.counters.finished += 1;
-                self.completions.add(now);
-                let sequence = self.remove(key);
+                let sequence = self.remove(key, now);
                 self.remember(&sequence);
             }
         }
@@ -369,25 +371,24 @@ impl Core {
 
     pub(super) fn finish(&mut self, key: usize, end: SequenceEvent, now: Instant) {
         self.counters.finished += 1;
-        self.completions.add(now);
-        let sequence = self.remove(key);
+        let sequence = self.remove(key, now);
         sequence.tell(end);
         self.remember(&sequence);
     }
 
-    pub(super) fn fail(&mut self, key: usize, why: SequenceFailure) {
+    pub(super) fn fail(&mut self, key: usize, why: SequenceFailure, now: Instant) {
         self.counters.failed += 1;
         self.forgo_verdict(key);
-        let mut sequence = self.remove(key);
+        let mut sequence = self.remove(key, now);
         while let Some(held) = sequence.take_held() {
             sequence.tell(SequenceEvent::Token(held));
         }
         sequence.tell(SequenceEvent::Failed(why));
     }
 
-    pub fn fail_all(&mut self, why: &SequenceFailure) {
+    pub fn fail_all(&mut self, why: &SequenceFailure, now: Instant) {
         for key in self.sequences.iter().map(|(key, _)| key).collect::<Vec<_>>() {
-            self.fail(key, why.clone());
+            self.fail(key, why.clone(), now);
         }
     }
 
@@ -401,9 +402,10 @@ impl Core {
     }
 
     /// Takes a sequence out of wherever it is. Rows of it that are in flight will find nobody.
-    fn remove(&mut self, key: usize) -> Sequence {
+    fn remove(&mut self, key: usize, now: Instant) -> Sequence {
         let id = self.sequences[key].id;
         if self.sequences[key].slot.is_some() {
+            self.completions.add(now);
             self.vacate(key);
         } else {
             self.leave_queue(id);
@@ -625,6 +627,8 @@ impl Core {
             assert_eq!(own.len() as u32, sequence.rows_in_flight);
             assert_eq!(own.iter().map(|row| row.tokens).sum::<u32>(), sequence.tokens_in_flight);
             assert_eq!(own.iter().filter(|row| row.sample).count() as u32, sequence.samples_in_flight);
+            let unmasked = own.iter().filter(|row| row.sample && !row.masked).count();
+            assert_eq!(unmasked as u32, sequence.unmasked_in_flight);
             let drafts = |counts: fn(&RowRecord) -> bool| {
                 own.iter().filter(|row| counts(row)).map(|row| row.drafts).sum::<u32>()
             };
@@ -676,7 +680,7 @@ fn slots(count: u32) -> Vec<SlotId> {
     (0..count).rev().map(SlotId).collect()
 }
 
-/// The recent rate at which sequences end, while there are any.
+/// The recent rate at which sequences that run end, whatever the reason, while there are any.
 #[derive(Default)]
 pub(super) struct Completions {
     /// The last end, or when there was something to do again.

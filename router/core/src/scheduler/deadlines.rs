@@ -4,12 +4,46 @@
 
 use std::time::{Duration, Instant};
 
+use penstock_proto::ids::SequenceId;
+
 use super::core::Core;
 use super::cost::Work;
 use super::fairness::Ahead;
 use super::handle::come_back_in;
 use super::sequence::Sequence;
 use super::submission::{Finish, Late, SequenceEvent, SequenceFailure};
+
+/// Requests that are expected to be late and are begun all the same, since they hold up nobody: what they take corrects the
+/// estimate. Without them one that is too high would stay so, as long as every request is refused for it.
+#[derive(Default)]
+pub(super) struct Probes {
+    /// The last one, until it has a token.
+    last: Option<SequenceId>,
+    /// So many requests are refused before the next one.
+    refusals: u32,
+}
+
+/// After a probe that was late: what is too long for its deadline keeps a server busy in vain a small part of the time.
+const REFUSALS: u32 = 16;
+
+impl Probes {
+    fn try_one(&mut self, id: SequenceId) -> bool {
+        if self.refusals > 0 {
+            self.refusals -= 1;
+            return false;
+        }
+        // It is late until it has a token in time.
+        *self = Self { last: Some(id), refusals: REFUSALS };
+        true
+    }
+}
+
+impl Sequence {
+    /// When it is too late for a first token.
+    fn time_up(&self) -> Option<Instant> {
+        self.deadline.into_iter().chain(self.stop_at).min()
+    }
+}
 
 impl Core {
     /// When `expire` has something to do.
@@ -30,10 +64,10 @@ impl Core {
             let begun = sequence.has_output() || sequence.slot.is_some();
             if !begun {
                 let retry_after = come_back_in(self.retry_after(now));
-                self.fail(key, SequenceFailure::TooLate { late: Late::Waited, retry_after });
+                self.fail(key, SequenceFailure::TooLate { late: Late::Waited, retry_after }, now);
             } else if sequence.deadline == Some(at) {
                 let generated = sequence.tokens.len() as u32 - sequence.prompt_len;
-                self.fail(key, SequenceFailure::OutOfTime { generated });
+                self.fail(key, SequenceFailure::OutOfTime { generated }, now);
             } else if sequence.has_output() && sequence.samples_in_flight == 0 {
                 let end = match self.sequences[key].take_held() {
                     Some(last) => SequenceEvent::Finished { last, finish: Finish::Length },
@@ -49,14 +83,32 @@ impl Core {
 
     /// Why a sequence that just came cannot be begun in time, if so.
     pub(super) fn too_late(&mut self, sequence: &Sequence, now: Instant) -> Option<SequenceFailure> {
-        let last = sequence.deadline.into_iter().chain(sequence.stop_at).min()?;
+        let last = sequence.time_up()?;
         let wait = self.until_first_token(sequence, now);
-        if now < last && now + wait <= last {
+        if now < last && (now + wait <= last || self.probes(sequence)) {
             return None;
         }
         let left = last.saturating_duration_since(now);
         let late = Late::Expected { after: wait, left };
         Some(SequenceFailure::TooLate { late, retry_after: come_back_in(wait.saturating_sub(left)) })
+    }
+
+    /// Whether it is begun though it is expected to be late.
+    fn probes(&mut self, sequence: &Sequence) -> bool {
+        let computes_prompts = self.running.iter().any(|&key| !self.sequences[key].continues());
+        let is_idle = self.waiting.len() == 0 && !computes_prompts && self.has_slot();
+        is_idle && self.probes.try_one(sequence.id)
+    }
+
+    /// A sequence has a token.
+    pub(super) fn end_probe(&mut self, key: usize, now: Instant) {
+        let sequence = &self.sequences[key];
+        if self.probes.last == Some(sequence.id) {
+            self.probes.last = None;
+            if sequence.time_up().is_none_or(|last| now <= last) {
+                self.probes.refusals = 0;
+            }
+        }
     }
 
     /// How long a refused client should wait: until a permit is free, if sequences go on ending as they did,

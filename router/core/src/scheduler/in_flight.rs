@@ -98,6 +98,14 @@ impl InFlight {
         self.is_masked && self.masks_sent.is_none()
     }
 
+    /// Its workers, which could begin it at `begun`, had to wait for its masks: those were sent after it was expected to end, and the
+    /// result came soon after them. Else the step was only thought too short.
+    pub fn was_held_up(&self, begun: Instant, now: Instant) -> bool {
+        self.masks_sent.is_some_and(|sent| {
+            sent > begun + self.expected && now.saturating_duration_since(sent) < self.expected / 2
+        })
+    }
+
     /// Sequences that left the queue with it joined others that ran.
     pub fn joins(&self) -> bool {
         self.admitted > 0 && self.rows.len() > self.admitted as usize

@@ -224,6 +224,12 @@ impl MaskJob {
         Some(self.habit.expected()? * (1 + self.drafts.len() as u32))
     }
 
+    /// Whether it is expected to be quick, surely or not. Nothing is expected of the first.
+    pub fn is_likely_quick(&self) -> bool {
+        let cost = self.habit.cost();
+        self.expected().is_some() || (cost > Duration::ZERO && cost <= QUICK)
+    }
+
     pub fn run(self) -> MaskResult {
         self.run_since(clock::now())
     }
@@ -344,6 +350,16 @@ fn mask_of(matcher: &mut dyn Matcher, words: usize) -> Result<Arc<[u32]>, String
     match mask.iter().all(|&word| word == 0) {
         true => Err("the grammar allows no token of the vocabulary here".to_string()),
         false => Ok(mask.into()),
+    }
+}
+
+#[cfg(test)]
+impl Habit {
+    /// After jobs that took so long each.
+    pub fn after(jobs: u32, took: Duration) -> Self {
+        let mut habit = Self::default();
+        (0..jobs).for_each(|_| habit.learn(took));
+        habit
     }
 }
 

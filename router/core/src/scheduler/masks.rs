@@ -127,7 +127,7 @@ impl Core {
             }
             Some(forced) if forced != token.id => {
                 tracing::error!(?forced, token = ?token.id, "a worker sampled another token than the only one allowed");
-                self.fail(key, SequenceFailure::MaskIgnored);
+                self.fail(key, SequenceFailure::MaskIgnored, now);
             }
             Some(_) => {
                 let is_last = constraint.forced.is_empty() && matches!(constraint.next, NextToken::End);
@@ -236,7 +236,7 @@ impl Core {
         let next = match result.outcome {
             Ok(next) => next,
             Err(why) => {
-                self.fail(key, SequenceFailure::Mask(why));
+                self.fail(key, SequenceFailure::Mask(why), now);
                 return;
             }
         };
@@ -271,8 +271,11 @@ impl Core {
                 row.id == result.id && row.sample && !row.masked && row.yields != Yields::Nothing
             };
             let mut rows = self.in_flight.iter().flat_map(|step| &step.rows);
-            let waits = self.sequences[key].held() > 0;
-            if (forces && waits) || (moves && !waits && rows.any(has_guessed)) {
+            let sequence = &self.sequences[key];
+            let waits = sequence.held() > 0;
+            // Rows are many, and mostly none of them is one.
+            let may_have_guessed = moves && !waits && sequence.unmasked_in_flight > 0;
+            if (forces && waits) || (may_have_guessed && rows.any(has_guessed)) {
                 self.start_again(key, now);
                 return;
             }

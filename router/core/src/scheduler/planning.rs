@@ -34,6 +34,7 @@ pub(super) struct Draft {
     pub budget: PromptBudget,
     /// Sequences whose rows verify drafts, and how many at most.
     pub drafts: Vec<Allotment>,
+    pub now: Instant,
 }
 
 /// What the queue finds, while a plan is built.
@@ -60,6 +61,7 @@ impl Core {
             admitted: 0,
             budget: PromptBudget { tokens: self.throttle.tokens(), work: Work::default(), target: None },
             drafts: Vec::new(),
+            now,
         };
         match self.quarantined.first() {
             Some(&suspect) => self.plan_quarantined(suspect.id, &mut draft),
@@ -416,6 +418,7 @@ impl Core {
         sequence.model_drafts_in_flight += own;
         if sample {
             sequence.samples_in_flight += 1;
+            sequence.unmasked_in_flight += u32::from(!masked);
             sequence.slot_sampled = Some(end);
         }
         self.hold_draft_states(key, drafts);
@@ -560,7 +563,7 @@ impl Core {
             match self.victim(key, draft) {
                 Some(victim) => self.preempt(victim),
                 None => {
-                    self.step_back(key);
+                    self.step_back(key, draft.now);
                     return false;
                 }
             }
@@ -578,7 +581,7 @@ impl Core {
         last.copied().filter(|victim| draft.rows.iter().all(|row| row.key != *victim))
     }
 
-    fn step_back(&mut self, key: usize) {
+    fn step_back(&mut self, key: usize, now: Instant) {
         if self.running.len() > 1 {
             match self.running.first() == Some(&key) && self.quarantined.is_empty() {
                 true => self.first_is_due = true,
@@ -588,6 +591,6 @@ impl Core {
         }
         // Alone in the pool and still too large: possible only when fresh workers have less memory.
         let limit = self.pool.tables().tokens(self.pool.total());
-        self.fail(key, Unavailable::CacheTokens { limit }.into());
+        self.fail(key, Unavailable::CacheTokens { limit }.into(), now);
     }
 }

@@ -4,6 +4,8 @@
 //! lost then too, it fails, and the others go on. If every quarantined sequence passes, the crash was the batch's, which
 //! takes memory: steps are throttled. One that leaves before it has passed may have been guilty: they are not.
 
+use std::time::Instant;
+
 use super::core::{Core, StepSize};
 use super::in_flight::InFlight;
 use super::submission::SequenceFailure;
@@ -18,7 +20,7 @@ const PAST: u32 = 4;
 impl Core {
     /// The workers are gone. What they had not answered is forgotten, and will be computed again; what they
     /// had answered is in the sequences.
-    pub fn lose(&mut self) {
+    pub fn lose(&mut self, now: Instant) {
         let size = |step: &InFlight| StepSize {
             rows: step.rows.len() as u32,
             tokens: step.work.prompts.then_some(step.work.tokens),
@@ -36,13 +38,16 @@ impl Core {
             }
             sequence.rows_in_flight = 0;
             sequence.samples_in_flight = 0;
+            sequence.unmasked_in_flight = 0;
             sequence.drafts_in_flight = 0;
             sequence.model_drafts_in_flight = 0;
             sequence.stale_drafts_in_flight = 0;
             sequence.tokens_in_flight = 0;
+            // It may have been left to the token that was in flight.
+            self.due.extend(sequence.stop_at.map(|at| (at, row.id)));
             let history = &mut sequence.crash_history;
             if history.quarantined {
-                self.fail(row.key, SequenceFailure::Poisonous);
+                self.fail(row.key, SequenceFailure::Poisonous, now);
                 continue;
             }
             if sequence.answered >= history.cleared_at {

@@ -94,18 +94,10 @@ impl Core {
         self.last_result = Some(now);
         self.shapes.insert(step.shape());
         self.throttle.passed(step.rows.len() as u32, step.work.tokens);
-        let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
-        let drafting = Duration::from_nanos(result.draft_ns);
-        self.cost.learn_drafting(step.work.drafted, drafting);
-        // What the draft model takes in of prompts is a part of what prompts take.
-        let apart = match step.work.prompts {
-            true => Duration::from_nanos(self.cost.expect_drafting(step.work.drafted) as u64).min(drafting),
-            false => drafting,
-        };
-        let (without, computed) = (took.saturating_sub(apart), computed + (drafting - apart));
-        match step.is_lone {
-            true => self.cost.learn_alone(step.work, without, computed),
-            false => self.cost.learn(step.work, without),
+        self.cost.learn_drafting(step.work.drafted, Duration::from_nanos(result.draft_ns));
+        // The first step of its size may have compiled, and one that masks held up says how long those took.
+        if !step.first_run && !step.was_held_up(begun, now) {
+            self.learn_cost(&step, &result, took);
         }
         self.counters.steps += 1;
 
@@ -138,6 +130,7 @@ impl Core {
             sequence.rows_in_flight -= 1;
             sequence.tokens_in_flight -= row.tokens;
             sequence.samples_in_flight -= u32::from(row.sample);
+            sequence.unmasked_in_flight -= u32::from(row.sample && !row.masked);
             sequence.drafts_in_flight -= row.drafts;
             if row.own_drafts {
                 sequence.model_drafts_in_flight -= row.drafts;
@@ -181,7 +174,7 @@ impl Core {
             if let Some(error) = error {
                 // What the row read or computed may be as bad as its logits.
                 self.pool.purge(&sequence.table, row.id);
-                self.fail(row.key, SequenceFailure::Row(error.message.clone()));
+                self.fail(row.key, SequenceFailure::Row(error.message.clone()), now);
                 continue;
             }
             if sequence.crash_history.quarantined && sequence.answered >= sequence.crash_history.cleared_at {
@@ -232,7 +225,24 @@ impl Core {
         Ok(stepped)
     }
 
+    /// `took`: from when the workers could begin the step to its result.
+    fn learn_cost(&mut self, step: &InFlight, result: &StepResult, took: Duration) {
+        let computed = Duration::from_nanos(result.prepare_ns + result.forward_ns + result.sample_ns);
+        let drafting = Duration::from_nanos(result.draft_ns);
+        // What the draft model takes in of prompts is a part of what prompts take.
+        let apart = match step.work.prompts {
+            true => Duration::from_nanos(self.cost.expect_drafting(step.work.drafted) as u64).min(drafting),
+            false => drafting,
+        };
+        let (without, computed) = (took.saturating_sub(apart), computed + (drafting - apart));
+        match step.is_lone {
+            true => self.cost.learn_alone(step.work, without, computed),
+            false => self.cost.learn(step.work, without),
+        }
+    }
+
     fn deliver(&mut self, key: usize, sampled: SampledToken, how: Sampled, now: Instant) {
+        self.end_probe(key, now);
         let sequence = &mut self.sequences[key];
         let token = sampled.id;
         sequence.tokens.push(token);

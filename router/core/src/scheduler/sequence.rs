@@ -36,9 +36,10 @@ pub(super) struct Sequence {
     /// Whether there was a guess for what comes behind its tokens when its indexes took them in: most steps need not look into those.
     pub may_have_guess: bool,
 
-    /// What plans in flight hold of it: rows, those that sample, drafts, and tokens fed.
+    /// What plans in flight hold of it: rows, those that sample, those of them that do so without a mask, drafts, and tokens fed.
     pub rows_in_flight: u32,
     pub samples_in_flight: u32,
+    pub unmasked_in_flight: u32,
     pub drafts_in_flight: u32,
     /// Of those, the ones that the workers' draft model makes; and the ones that followed what turned out to be wrong, and will be
     /// rejected.
@@ -188,6 +189,7 @@ impl Sequence {
             answered: 0,
             rows_in_flight: 0,
             samples_in_flight: 0,
+            unmasked_in_flight: 0,
             drafts_in_flight: 0,
             model_drafts_in_flight: 0,
             stale_drafts_in_flight: 0,

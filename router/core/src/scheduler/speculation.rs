@@ -504,10 +504,11 @@ impl Core {
         let sequence = &mut self.sequences[key];
         let next = sequence.num_scheduled_tokens + 1;
         let blocks = (next + wanted).div_ceil(block_size) as usize;
-        // Everybody's next block.
-        let reserve = (self.running.len() as u32).saturating_mul(self.pool.tables().count());
+        // Everybody's next block. One without pages has always room.
+        let count = self.pool.tables().count();
+        let reserve = (self.running.len() as u32).saturating_mul(count);
         while sequence.table.blocks.len() < blocks
-            && self.pool.available() > reserve
+            && (count == 0 || self.pool.available() > reserve)
             && self.pool.grow(&mut sequence.table)
         {}
         wanted.min(sequence.table.blocks.len() as u32 * block_size - next)

@@ -324,7 +324,7 @@ impl Task {
     /// The end: fails what lives and what is still on its way here, each with the reason.
     async fn turn_away(mut self) {
         let failure = SequenceFailure::from(Unavailable::Stopping);
-        self.core.fail_all(&failure);
+        self.core.fail_all(&failure, clock::now());
         self.inbox.close();
         while let Some(message) = self.inbox.recv().await {
             match message {
@@ -372,7 +372,7 @@ impl Task {
     /// The workers will not come back. Whoever lives fails, and so does whoever still comes.
     async fn refuse_everything(mut self, why: String) {
         let failure = SequenceFailure::from(Unavailable::Failed(why));
-        self.core.fail_all(&failure);
+        self.core.fail_all(&failure, clock::now());
         loop {
             self.publish();
             match self.inbox.recv().await {
@@ -428,7 +428,7 @@ impl Task {
         for prompts in self.core.unfinished() {
             self.metrics.lost(prompts);
         }
-        self.core.lose();
+        self.core.lose(lost_at);
         self.refilling = None;
         self.publish();
 
@@ -497,7 +497,10 @@ impl Task {
         let (source, old) = (self.source.clone(), group.clone());
         let mut replacing = self.outside.spawn(async move { old.replace(&*source, loss).await });
         loop {
+            // Tokens that their grammars have still to take need no workers.
+            while self.compute_masks() {}
             self.core.expire(clock::now());
+            self.publish();
             let due = self.core.next_due();
             let expiry = tokio::time::sleep_until(due.unwrap_or_else(clock::now).into());
             tokio::select! {
@@ -507,8 +510,9 @@ impl Task {
                     }));
                 }
                 () = expiry, if due.is_some() => {}
+                results = self.mask_threads.next() => self.take_masks(results),
                 message = self.inbox.recv() => match message.map(|message| self.handle(message)) {
-                    Some(Then::GoOn) => self.publish(),
+                    Some(Then::GoOn) => {}
                     Some(Then::Stop) | None => {
                         replacing.abort();
                         return None;

@@ -9,6 +9,7 @@ use penstock_proto::ids::SequenceId;
 use proptest::prelude::*;
 
 use super::harness::{Harness, STEP, spec, tiny};
+use crate::scheduler::cost::Work;
 use crate::scheduler::fairness::cost;
 use crate::scheduler::submission::{Finish, Late, Release, SequenceFailure, SequenceSpec, Tenant};
 use crate::worker::mock::MockConfig;
@@ -177,7 +178,7 @@ fn a_text_whose_time_is_up_in_a_recovery_ends_then() {
     }
     harness.plan();
     harness.plans.clear();
-    harness.core.lose();
+    harness.core.lose(harness.now);
     harness.now += STEP * 20;
     assert_eq!(harness.core.next_due(), stop_at);
     let now = harness.now;
@@ -212,6 +213,34 @@ fn a_text_whose_time_is_up_while_it_is_preempted_ends_then() {
 }
 
 #[test]
+fn a_text_whose_time_is_up_while_it_is_preempted_with_a_row_in_flight_ends_when_the_workers_are_lost() {
+    let mut harness = Harness::new(MockConfig { eos_one_in: 0, ..tiny() }, 8, 32);
+    harness.submit(spec(&[1, 2, 3, 4], 90));
+    let stop_at = Some(harness.now + STEP * 1000);
+    let young = harness.submit(SequenceSpec { stop_at, ..spec(&[5, 6, 7, 8], 80) });
+    let in_flight = |harness: &Harness| {
+        let own = harness.core.sequences.iter().find(|(_, sequence)| sequence.id == young);
+        own.map_or(0, |(_, sequence)| sequence.samples_in_flight)
+    };
+    loop {
+        harness.plan();
+        if harness.core.waits(young) && in_flight(&harness) > 0 && !harness.client(young).tokens.is_empty() {
+            break;
+        }
+        assert!(harness.step().is_some(), "it is preempted once");
+    }
+    harness.now += STEP * 1000;
+    harness.plan();
+    assert_eq!(harness.client(young).end, None, "its time is left to that row");
+    harness.crash();
+    let now = harness.now;
+    harness.core.expire(now);
+    assert_eq!(harness.client(young).end, Some(Ok(Finish::Length)));
+    harness.run_to_end();
+    harness.check_against_reference();
+}
+
+#[test]
 fn time_without_requests_says_nothing_of_the_next_ones() {
     let mut harness = Harness::new(MockConfig { eos_one_in: 0, ..tiny() }, 2, 64);
     let hour = Duration::from_secs(3600);
@@ -240,6 +269,109 @@ fn time_without_requests_says_nothing_of_the_next_ones() {
         harness.run_to_end();
         assert!(harness.core.retry_after(harness.now) < Duration::from_secs(2));
     }
+}
+
+#[test]
+fn a_slot_that_is_given_up_is_an_end_whatever_the_reason() {
+    let mut harness = Harness::new(roomy(), 1, 256);
+    harness.submit(of(0, 0, 20, 2));
+    harness.run_to_end();
+    let mut running = harness.submit(of(0, 1, 20, 4000));
+    harness.step();
+    harness.now += Duration::from_secs(3600);
+    // No text has come to its end since, and a slot becomes free every millisecond.
+    for salt in 2..102 {
+        let next = harness.submit(of(0, salt, 20, 4000));
+        for _ in 0..8 {
+            harness.step();
+        }
+        match salt % 2 {
+            0 => harness.release(running, Release::Cancelled),
+            _ => {
+                harness.step_with_errors(|_| vec![0]);
+            }
+        }
+        while harness.core.waits(next) {
+            harness.step();
+        }
+        running = next;
+    }
+    assert_eq!((harness.core.counters.cancelled, harness.core.counters.failed), (50, 50));
+    let deadline = Some(harness.now + Duration::from_secs(5));
+    let last = harness.submit(SequenceSpec { deadline, ..of(0, 200, 20, 4) });
+    assert_eq!(harness.client(last).end, None, "it is refused");
+    assert!(harness.core.retry_after(harness.now) < Duration::from_secs(5));
+}
+
+/// Prompts take 100 us a token, as the workers say.
+fn honest() -> MockConfig {
+    let cost = CostModel { fixed_ns: STEP.as_nanos() as f64, per_token_ns: 1e5, per_context_token_ns: 0.0 };
+    MockConfig { cost, ..roomy() }
+}
+
+const TOKEN_TIME: Duration = Duration::from_micros(100);
+
+/// A step with the prompt of a request that has 100 tokens.
+fn prompt_step() -> Work {
+    Work { tokens: 100, prompts: true, ..Work::default() }
+}
+
+#[test]
+fn an_idle_server_that_thinks_prompts_slower_than_they_are_learns_that_it_is_wrong() {
+    for is_text in [false, true] {
+        let mut harness = Harness::new(honest(), 4, 256);
+        harness.token_time = TOKEN_TIME;
+        let expected = harness.core.cost.expect(prompt_step());
+        // The machine was busy with something else for a while.
+        (0..4).for_each(|_| harness.core.cost.learn(prompt_step(), expected * 100));
+        assert!(harness.core.cost.expect(prompt_step()) > expected * 5 / 2);
+        for salt in 0..20 {
+            let time_up = Some(harness.now + expected * 2);
+            let request = of(0, salt, 100, 2);
+            let id = harness.submit(match is_text {
+                true => SequenceSpec { stop_at: time_up, ..request },
+                false => SequenceSpec { deadline: time_up, ..request },
+            });
+            harness.run_to_end();
+            assert_eq!(harness.client(id).end, Some(Ok(Finish::Length)), "request {salt}");
+        }
+        assert!(harness.core.cost.expect(prompt_step()) < expected * 3 / 2);
+    }
+}
+
+#[test]
+fn an_idle_server_does_not_compute_in_vain_what_was_late_when_it_was_tried() {
+    for is_text in [false, true] {
+        let mut harness = Harness::new(honest(), 4, 16);
+        harness.token_time = TOKEN_TIME;
+        let mut tried = 0;
+        for salt in 0..60 {
+            let time_up = Some(harness.now + TOKEN_TIME * 50);
+            let request = of(0, salt, 100, 2);
+            let id = harness.submit(match is_text {
+                true => SequenceSpec { stop_at: time_up, ..request },
+                false => SequenceSpec { deadline: time_up, ..request },
+            });
+            harness.run_to_end();
+            let is_refused = matches!(harness.client(id).end, Some(Err(SequenceFailure::TooLate { .. })));
+            tried += u32::from(!is_refused);
+        }
+        assert_eq!(tried, 60 / 17 + 1);
+    }
+}
+
+#[test]
+fn a_first_step_of_its_size_says_nothing_of_the_others() {
+    let mut harness = Harness::new(honest(), 4, 256);
+    let expected = harness.core.cost.expect(prompt_step());
+    // They compile.
+    harness.token_time = TOKEN_TIME * 1000;
+    harness.submit(of(0, 0, 100, 1));
+    harness.run_to_end();
+    assert_eq!(harness.core.cost.expect(prompt_step()), expected);
+    harness.submit(of(0, 1, 100, 1));
+    harness.run_to_end();
+    assert!(harness.core.cost.expect(prompt_step()) > expected, "they are as slow again");
 }
 
 #[test]

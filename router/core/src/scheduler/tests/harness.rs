@@ -187,6 +187,8 @@ pub struct Harness {
     blocks: BTreeSet<BlockHash>,
     /// Steps that pass before a mask is computed; 0: it is in time.
     pub mask_delay: u32,
+    /// How long after its step began a mask is sent, if it is in time.
+    pub mask_time: Duration,
     /// With the steps that passed since.
     jobs: VecDeque<(MaskJob, u32)>,
     /// Of the plans that have some.
@@ -235,6 +237,7 @@ impl Harness {
             clients: BTreeMap::new(),
             blocks: BTreeSet::new(),
             mask_delay: 0,
+            mask_time: Duration::ZERO,
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
             token_time: Duration::ZERO,
@@ -304,7 +307,7 @@ impl Harness {
             self.core.take_mask(job.run(), self.now);
             self.jobs.extend(self.core.take_mask_jobs().into_iter().map(|job| (job, 0)));
         }
-        while let Some(masks) = self.core.masks(self.now) {
+        while let Some(masks) = self.core.masks(self.now + self.mask_time) {
             self.masks.push_back(masks);
         }
     }
@@ -338,10 +341,12 @@ impl Harness {
             self.plan();
         }
         let plan = self.plans.pop_front()?;
+        let began = self.now;
         let masks = self.masks_of(&plan);
         let tokens: u32 = bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&plan.counts).iter().sum();
         let tree_time = if plan.draft_parents.is_empty() { Duration::ZERO } else { self.tree_time };
-        self.now += STEP + self.token_time * tokens + tree_time;
+        // The model runs while masks are awaited.
+        self.now = self.now.max(began + STEP + self.token_time * tokens + tree_time);
         let mut errors = errors(plan.flags.len() as u32);
         errors.extend(self.spoiled.pop_front().unwrap_or_default());
         errors.sort_unstable();
@@ -413,7 +418,7 @@ impl Harness {
         self.masks.clear();
         self.spoiled.clear();
         self.pages = self.pages.take().map(|_| Pages::default());
-        self.core.lose();
+        self.core.lose(self.now);
         self.config.pages = pages;
         let capacity =
             capacity(&self.config, self.core.capacity.max_slots, self.core.capacity.max_step_tokens);

@@ -1,12 +1,14 @@
 //! Constrained sequences: what they get, how they end, and what a late mask costs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use penstock_proto::Masks;
 use penstock_proto::ids::TokenId;
+use penstock_proto::{CostModel, Masks};
 
 use super::harness::{Every, Harness, STEP, every, every_forcing, spec, tiny, u32s};
 use crate::constraint::{Grammar, Matcher};
+use crate::scheduler::cost::Work;
 use crate::scheduler::policy::Drafting;
 use crate::scheduler::submission::{Finish, Release, Sampling, SequenceFailure, SequenceSpec};
 use crate::worker::mock::MockConfig;
@@ -79,6 +81,41 @@ fn a_late_mask_costs_its_row_the_step_and_others_nothing() {
     harness.run_to_end();
     assert_eq!(harness.client(late).tokens.len(), 12);
     harness.check_against_reference();
+}
+
+/// Whose steps are expected to take so long.
+fn expecting(step: Duration) -> Harness {
+    let cost = CostModel { fixed_ns: step.as_nanos() as f64, per_token_ns: 1.0, per_context_token_ns: 0.0 };
+    Harness::new(MockConfig { cost, eos_one_in: 0, ..config() }, 8, 64)
+}
+
+fn expected(harness: &Harness) -> [Duration; 2] {
+    [false, true].map(|prompts| harness.core.cost.expect(Work { tokens: 4, prompts, ..Work::default() }))
+}
+
+#[test]
+fn late_masks_do_not_make_the_next_steps_wait_longer() {
+    let mut harness = expecting(STEP);
+    for salt in 0..4 {
+        harness.submit(constrained(&[3, 4, 5 + salt], 80, every(4 + salt, 80, None)));
+    }
+    harness.mask_delay = 2;
+    let steps = harness.count_steps();
+    assert!(steps > 200 && harness.core.counters.late_masks > 100, "{steps} steps");
+    for expected in expected(&harness) {
+        assert!(expected < STEP * 2, "{expected:?} for a step of {STEP:?}");
+    }
+    harness.check_against_reference();
+}
+
+#[test]
+fn a_step_that_goes_on_behind_late_masks_was_thought_too_short() {
+    let mut harness = expecting(STEP / 10);
+    harness.mask_time = STEP / 2;
+    harness.submit(constrained(&[3, 4, 5], 90, every(5, 90, None)));
+    harness.run_to_end();
+    let [expected, _] = expected(&harness);
+    assert!(expected > STEP / 2, "{expected:?} for a step of {STEP:?}");
 }
 
 #[test]

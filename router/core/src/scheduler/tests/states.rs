@@ -334,6 +334,19 @@ fn short(len: u32, salt: u32) -> Vec<u32> {
 }
 
 #[test]
+fn drafts_go_past_the_end_of_a_block_that_has_no_pages() {
+    let mut steps = [hybrid(), recurrent()].map(|config| {
+        let mut harness = harness(repeating(config, 1_000_000), 256).speculating(Drafting::Always(8));
+        harness.submit(spec(&short(40, 0), 300));
+        let steps = harness.count_steps();
+        harness.check_against_reference();
+        steps
+    });
+    steps.sort_unstable();
+    assert_eq!(steps[0], steps[1], "with pages and without");
+}
+
+#[test]
 fn without_places_for_states_in_front_of_drafts_there_are_none() {
     let config = MockConfig { draft_states: 0, ..repeating(hybrid(), 1_000_000) };
     let mut harness = harness(config, 256).speculating(Drafting::Always(4));

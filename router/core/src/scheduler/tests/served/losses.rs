@@ -130,6 +130,79 @@ async fn a_mask_that_takes_longer_than_a_step_may_is_no_loss() {
     assert!(served.source.losses().is_empty(), "{:?}", served.source.losses());
 }
 
+/// Says when its text is about to be complete, and waits for leave to take the last token.
+#[derive(Debug)]
+struct Asks {
+    grammar: Arc<dyn Grammar>,
+    last: u32,
+    asked: mpsc::UnboundedSender<()>,
+    leave: Arc<std::sync::Barrier>,
+}
+
+struct AskingMatcher {
+    matcher: Box<dyn Matcher>,
+    left: u32,
+    asked: mpsc::UnboundedSender<()>,
+    leave: Arc<std::sync::Barrier>,
+}
+
+impl Grammar for Asks {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        let (asked, leave) = (self.asked.clone(), self.leave.clone());
+        Box::new(AskingMatcher { matcher: self.grammar.matcher(), left: self.last, asked, leave })
+    }
+}
+
+impl Matcher for AskingMatcher {
+    fn advance(&mut self, token: TokenId) -> Result<(), String> {
+        self.left -= 1;
+        if self.left == 0 {
+            let _ = self.asked.send(());
+            self.leave.wait();
+        }
+        self.matcher.advance(token)
+    }
+
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
+        self.matcher.mask(words)
+    }
+
+    fn take_forced(&mut self, most: usize) -> Result<Vec<TokenId>, String> {
+        self.matcher.take_forced(most)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.matcher.is_complete()
+    }
+
+    fn fork(&mut self) -> Box<dyn Matcher> {
+        let (asked, leave) = (self.asked.clone(), self.leave.clone());
+        Box::new(AskingMatcher { matcher: self.matcher.fork(), left: self.left, asked, leave })
+    }
+}
+
+#[tokio::test]
+async fn a_text_that_its_grammar_ends_needs_no_further_workers() {
+    let config = MockConfig { pages: 400, ..tiny() };
+    let served = serve(config, never()).await;
+    let plain = SequenceSpec { constraint: every(3, 8, None), ..spec(&[3, 4, 5], 20) };
+    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let leave = Arc::new(std::sync::Barrier::new(2));
+    let grammar = plain.constraint.clone().expect("one was given");
+    let asks = Asks { grammar, last: 8, asked, leave: leave.clone() };
+    let submitted = served.submit(&SequenceSpec { constraint: Some(Arc::new(asks)), ..plain.clone() });
+    timeout(DEADLINE, is_asked.recv()).await.expect("in time").expect("it asks");
+    served.source.hold();
+    served.source.kill();
+    served.health(|health| matches!(health, Health::Recovering(_))).await;
+    leave.wait();
+    // There are none yet.
+    assert_eq!(collect(submitted).await, (served.reference(&plain), Ok(Finish::Complete)));
+    assert!(matches!(&*served.health.borrow(), Health::Recovering(_)), "{:?}", served.health.borrow());
+    served.source.release();
+    served.health(|health| *health == Health::Ready).await;
+}
+
 #[tokio::test]
 async fn killed_again_and_again_every_stream_ends_complete() {
     end_complete(slow(), 0).await;
