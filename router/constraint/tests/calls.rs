@@ -500,7 +500,9 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("glm45", "a key without a value is content") => "each key has a value",
         ("gemma4", "bare words") => "texts stand between marks",
         ("gemma4" | "functiongemma", "keys in another order") => "the templates sort keys",
-        ("minimax_m2" | "seed_oss", "a number between line breaks") => "values stand in their elements' lines",
+        ("minimax_m2" | "seed_oss", "a number between line breaks") => {
+            "values stand in their elements' lines"
+        }
         ("lfm2" | "olmo3" | "pythonic", "an object and lists" | "null") => "values are JSON",
         ("lfm2", "the JSON form") => "arguments are Python's",
         (
