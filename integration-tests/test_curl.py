@@ -83,7 +83,7 @@ def test_info_tells_what_is_served(server: Launched) -> None:
     assert wanted <= set(info), f"missing: {wanted - set(info)}"
     assert 0 < info["max_input_tokens"] < info["max_total_tokens"]
     assert info["max_concurrent_requests"] == 128
-    assert info["max_stop_sequences"] == 16
+    assert info["max_stop_sequences"] == 4
 
 
 def test_models(server: Launched) -> None:

@@ -149,7 +149,7 @@ pub struct RouterArgs {
     #[arg(long, env, default_value_t = 2, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_best_of: u32,
     /// Most stop strings in one request
-    #[arg(long, env, default_value_t = 16, help_heading = "Limits")]
+    #[arg(long, env, default_value_t = 4, help_heading = "Limits")]
     pub max_stop_sequences: u32,
     /// Most alternatives for each token (`top_n_tokens`, `top_logprobs`)
     #[arg(long, env, default_value_t = 20, help_heading = "Limits")]

@@ -129,7 +129,7 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
         ("revision", Value::Null),
         ("max_concurrent_requests", json!(128)),
         ("max_best_of", json!(2)),
-        ("max_stop_sequences", json!(16)),
+        ("max_stop_sequences", json!(4)),
         ("max_total_tokens", json!(4000)),
         ("max_input_tokens", json!(3999)),
         ("max_client_batch_size", json!(4)),
