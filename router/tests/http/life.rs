@@ -39,6 +39,16 @@ impl Gate {
     }
 }
 
+/// Opens a gate when its test ends, also by a panic: behind a closed one the workers' thread would never end. Made after the
+/// server, which waits for that thread.
+pub struct OpenedAtTheEnd(pub Gate);
+
+impl Drop for OpenedAtTheEnd {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
 fn generate(tokens: u32) -> Value {
     json!({"inputs": "hello", "parameters": {"max_new_tokens": tokens}})
 }
@@ -286,6 +296,11 @@ async fn a_client_that_leaves_frees_its_place_in_every_stage() {
     assert!(served.workers.steps() < 1000, "{} steps", served.workers.steps());
 }
 
+/// Its workers do nothing until they are let, and nobody takes that for a hang.
+pub fn held(script: Script) -> Setup {
+    Setup { script, flags: vec!["--step-timeout", "1000"], ..Setup::default() }
+}
+
 /// Lets so many seconds pass at once.
 pub async fn pass(seconds: u64) {
     tokio::time::pause();
@@ -308,7 +323,8 @@ fn streams() -> [(&'static str, Value); 5] {
 async fn a_stream_that_waits_long_has_its_head_and_comments_before_its_first_token() {
     for (path, body) in streams() {
         let gate = Gate::default();
-        let served = Served::ready(Setup { script: gate.holding_from(0), ..Setup::default() }).await;
+        let served = Served::ready(held(gate.holding_from(0))).await;
+        let _opened = OpenedAtTheEnd(gate.clone());
         let mut client = served.connect().await;
         let mut asked = Box::pin(client.sender.send_request(post(path, body.to_string())));
         tokio::select! {
@@ -338,9 +354,10 @@ async fn a_stream_that_waits_long_has_its_head_and_comments_before_its_first_tok
 async fn what_fails_in_a_stream_that_has_only_its_head_is_its_last_event() {
     for (path, body) in streams() {
         let gate = Gate::default();
-        let mut held = gate.holding_from(0);
-        let script: Script = Box::new(move |step| held(step).or(Some(Fault::RowError(0))));
-        let served = Served::ready(Setup { script, ..Setup::default() }).await;
+        let mut hold = gate.holding_from(0);
+        let script: Script = Box::new(move |step| hold(step).or(Some(Fault::RowError(0))));
+        let served = Served::ready(held(script)).await;
+        let _opened = OpenedAtTheEnd(gate.clone());
         let mut client = served.connect().await;
         let mut asked = Box::pin(client.sender.send_request(post(path, body.to_string())));
         tokio::select! {
@@ -361,7 +378,8 @@ async fn what_fails_in_a_stream_that_has_only_its_head_is_its_last_event() {
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_of_which_it_has_only_the_head_is_noticed() {
     let gate = Gate::default();
-    let served = Served::ready(Setup { script: gate.holding_from(0), ..Setup::default() }).await;
+    let served = Served::ready(held(gate.holding_from(0))).await;
+    let _opened = OpenedAtTheEnd(gate.clone());
     let asked = served.stream("/generate_stream", generate(3000));
     let late = async {
         served.until_info(|info| info["requests_running"] == 1).await;

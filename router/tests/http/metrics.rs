@@ -5,7 +5,7 @@ use std::process::Command;
 use penstock_core::worker::mock::Fault;
 use serde_json::{Value, json};
 
-use crate::life::{Gate, pass};
+use crate::life::{Gate, OpenedAtTheEnd, held, pass};
 use crate::served::{Served, Setup};
 
 /// The token of `~`.
@@ -36,7 +36,8 @@ fn run_alone(test: &str) {
 #[ignore = "is run by `first_tokens_are_timed`, in a process of its own"]
 async fn a_first_token_behind_its_head_is_timed_once() {
     let gate = Gate::default();
-    let served = Served::ready(Setup { script: gate.holding_from(0), ..Setup::default() }).await;
+    let served = Served::ready(held(gate.holding_from(0))).await;
+    let _opened = OpenedAtTheEnd(gate.clone());
     let body = json!({"inputs": "hello", "parameters": {"max_new_tokens": 3}});
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": true});
     let late = async {
