@@ -1,7 +1,8 @@
 //! Calls in every format of models: what the masks let through is read as calls whose arguments their schemas accept, what
 //! models write is let through, and what is wrong is not.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::patient;
 use crate::synthetic::{Random, Vocabulary};
@@ -416,6 +417,7 @@ fn transcripts_of_models_are_let_through() {
         let mut templates = vec![TEMPLATES[0]];
         templates.extend(TEMPLATES[1..].iter().filter(|&&text| format.frame(text) != format.frame("")));
         let transcripts: Vec<Value> = lines.filter(|line| has_valid_calls(&functions, line)).collect();
+        let mut refused = HashSet::new();
         for has_special in [false, true] {
             if format.name == "harmony" && !has_special {
                 continue;
@@ -441,9 +443,18 @@ fn transcripts_of_models_are_let_through() {
                 }
                 let in_text = ["a marker in a", "a line in a text that begins"];
                 let names_a_token = has_special && in_text.iter().any(|begin| note.starts_with(begin));
+                if !is_taken {
+                    refused.insert(text);
+                }
                 if !is_taken && !names_a_token && otherwise(format.name, note, text).is_none() {
                     wrong.push_str(&format!("{} {has_special}: {transcript}\n", format.name));
                 }
+            }
+        }
+        for transcript in &transcripts {
+            let (note, text) = (transcript["note"].as_str().unwrap(), transcript["text"].as_str().unwrap());
+            if let Some(why) = otherwise(format.name, note, text).filter(|_| !refused.contains(text)) {
+                wrong.push_str(&format!("{}: is let through, though {why:?}: {transcript}\n", format.name));
             }
         }
     }
@@ -453,6 +464,9 @@ fn transcripts_of_models_are_let_through() {
 /// Why what a model wrote is not let through: the parser reads it, and the model is made to write it as its template does.
 fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
     Some(match (format, note) {
+        ("gemma4" | "functiongemma" | "pythonic", "another boolean, and a number with an exponent") => {
+            return None;
+        }
         (_, "another boolean, and a number with an exponent") => "properties come in the schema's order",
         (_, "a line break in a JSON string" | "a raw line break in a JSON string")
         | ("hermes", "an escape that JSON does not have") => "JSON has escapes",
@@ -503,15 +517,8 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("minimax_m2" | "seed_oss", "a number between line breaks") => {
             "values stand in their elements' lines"
         }
-        ("lfm2" | "olmo3" | "pythonic", "an object and lists" | "null") => "values are JSON",
+        ("lfm2" | "olmo3", "an object and lists" | "null") => "values are JSON",
         ("lfm2", "the JSON form") => "arguments are Python's",
-        (
-            "lfm2" | "olmo3" | "pythonic",
-            "an emoji, quotes and an apostrophe"
-            | "line breaks and indentation"
-            | "backslashes"
-            | "a fenced block in a text",
-        ) => "between single quotes there are no escapes",
         ("command_r", _) => "the template has a space before the block",
         ("phi4_mini", _) if text.contains("functools") => "the template has other markers",
         _ => return None,
