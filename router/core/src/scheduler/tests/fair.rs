@@ -2,7 +2,7 @@
 //! deadlines are kept, by refusing early what cannot be begun in time.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_proto::CostModel;
 use penstock_proto::ids::SequenceId;
@@ -316,6 +316,14 @@ fn prompt_step() -> Work {
     Work { tokens: 100, prompts: true, ..Work::default() }
 }
 
+/// The request with a deadline, or as a text that ends there.
+fn until(time_up: Option<Instant>, is_text: bool, request: SequenceSpec) -> SequenceSpec {
+    match is_text {
+        true => SequenceSpec { stop_at: time_up, ..request },
+        false => SequenceSpec { deadline: time_up, ..request },
+    }
+}
+
 #[test]
 fn an_idle_server_that_thinks_prompts_slower_than_they_are_learns_that_it_is_wrong() {
     for is_text in [false, true] {
@@ -328,10 +336,7 @@ fn an_idle_server_that_thinks_prompts_slower_than_they_are_learns_that_it_is_wro
         for salt in 0..20 {
             let time_up = Some(harness.now + expected * 2);
             let request = of(0, salt, 100, 2);
-            let id = harness.submit(match is_text {
-                true => SequenceSpec { stop_at: time_up, ..request },
-                false => SequenceSpec { deadline: time_up, ..request },
-            });
+            let id = harness.submit(until(time_up, is_text, request));
             harness.run_to_end();
             assert_eq!(harness.client(id).end, Some(Ok(Finish::Length)), "request {salt}");
         }
@@ -348,10 +353,7 @@ fn an_idle_server_does_not_compute_in_vain_what_was_late_when_it_was_tried() {
         for salt in 0..60 {
             let time_up = Some(harness.now + TOKEN_TIME * 50);
             let request = of(0, salt, 100, 2);
-            let id = harness.submit(match is_text {
-                true => SequenceSpec { stop_at: time_up, ..request },
-                false => SequenceSpec { deadline: time_up, ..request },
-            });
+            let id = harness.submit(until(time_up, is_text, request));
             harness.run_to_end();
             let is_refused = matches!(harness.client(id).end, Some(Err(SequenceFailure::TooLate { .. })));
             tried += u32::from(!is_refused);
