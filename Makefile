@@ -1,6 +1,6 @@
 # Every way to build, test and run Penstock. `make help` lists the targets.
 #
-# Needs Rust, Python 3.11 or newer, and make; the rest is installed into .venv and .cache. Stamp files in
+# Needs Rust, a C++ compiler, Python 3.11 or newer with pip (or uv), and make; the rest is installed into .venv and .cache. Stamp files in
 # .venv say what is installed, so that nothing is done twice.
 
 SHELL := /bin/bash
@@ -33,6 +33,7 @@ help: ## list these targets
 # --- Installing ---------------------------------------------------------------------------------------
 
 .cache/uv/bin/uv:
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "make: $(PYTHON) has no pip, which brings uv: install it (on Debian and Ubuntu apt-get install python3-pip), or uv itself" >&2; exit 1; }
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
 		--target .cache/uv uv==$(UV_VERSION)
 
@@ -63,6 +64,10 @@ $(VENV)/.installed: $(VENV)/.requirements $(RUST_SOURCES)
 
 .PHONY: install
 install: $(ENGINE) $(VENV)/.installed ## build, and install into .venv
+
+.PHONY: torch
+torch: $(VENV)/.installed | $(filter .cache/uv/bin/uv,$(UV)) ## install torch as well into .venv: for GPUs, fp32 and what else the CPU engine does not run
+	$(UV) pip install --quiet --python $(BIN)/python -r requirements-torch.txt
 
 # --- Running ------------------------------------------------------------------------------------------
 

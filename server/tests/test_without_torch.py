@@ -19,6 +19,8 @@ import encoder_decoders
 from client import DEVICE, Worker, mask_of, row, sampled
 from penstock import tiny
 from penstock.doctor.examination import Question, examine
+from penstock.loading import host
+from penstock.loading.host import INSTALL_TORCH
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 from test_draft_model import llama_of
@@ -207,12 +209,18 @@ def test_shards_on_the_engine_import_no_torch(tmp_path: Path) -> None:
         assert any(sampled(one) for one in results[0]) and not any(one.sampled for one in results[1])
 
 
+def test_torch_is_asked_for_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pip, begins in ((object(), f"{sys.executable} -m pip install "), (None, "uv pip install --python ")):
+        monkeypatch.setattr(host, "find_spec", {"pip": pip}.get)
+        assert host.install_torch().startswith(begins) and sys.executable in host.install_torch()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (
             ["--dtype", "float32"],
-            "models in float32 need torch, which is not installed: pip install 'torch>=2.8'",
+            f"models in float32 need torch, which is not installed: {INSTALL_TORCH}",
         ),
         (["--model-impl", "transformers"], "models through transformers need torch"),
         (["--device", "cuda"], "models on --device cuda need torch"),

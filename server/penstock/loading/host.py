@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,15 @@ class Processor:
         return self.type
 
 
-# The lower bound is that of pyproject.toml's `torch`.
-INSTALL_TORCH = "pip install 'torch>=2.8'"
+def install_torch() -> str:
+    """The command that brings torch to the Python that runs this. Environments that uv has made, such as the checkout's, have no pip."""
+    # The lower bound is that of pyproject.toml's `torch`.
+    if find_spec("pip") is not None:
+        return f"{sys.executable} -m pip install 'torch>=2.8'"
+    return f"uv pip install --python {sys.executable} 'torch>=2.8'"
+
+
+INSTALL_TORCH = install_torch()
 NEEDS_TORCH = f" need torch, which is not installed: {INSTALL_TORCH}"
 
 # Where ROCm's driver shows its devices.
