@@ -283,7 +283,7 @@ def _error(
     step = StateMetadata(torch.tensor([2, 0, 1], device=device), [Run(3, 73, 3, 5), Run(73, 78, 4)])
     our_P, wanted_P = state_P.clone(), state_P.clone()
     wanted = defined(*inputs, wanted_P, step)
-    kernels = {
+    kernels: dict[str, Callable[..., Tensor]] = {
         "selective_scan": selective_scan,
         "linear_recurrence": linear_recurrence,
         "weighted_key_values": weighted_key_values,
