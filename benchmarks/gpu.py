@@ -112,6 +112,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-6,
     },
+    "falcon-mamba-7b": {
+        "model_type": "falcon_mamba",
+        "architectures": ["FalconMambaForCausalLM"],
+        "vocab_size": 65024,
+        "hidden_size": 4096,
+        "expand": 2,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 64,
+        "state_size": 16,
+        "time_step_rank": 256,
+        "conv_kernel": 4,
+        "layer_norm_epsilon": 1e-5,
+        "mixer_rms_eps": 1e-6,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "tie_word_embeddings": False,
+    },
 }
 
 

@@ -2,6 +2,7 @@
 states, S rows of a token each.
 """
 
+from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import Tensor, torch
 from penstock_kernels.recurrence import StateMetadata, Tokens, advance, chunks
 
@@ -26,6 +27,24 @@ def selective_scan(
     All in fp32: inputs and rates (T, I), a (I, M), b and c (T, M), states (P, I, M). Returns (T, I). One token after the other
     however a prompt is cut, so that results are the same to the last bit. Gu and Dao, "Mamba", 2023, algorithm 2.
     """
+    if usable(state_PIM) and not states.exact:
+        from penstock_kernels.gpu import scan
+
+        if scan.takes("selective_scan", selective_scan_in_torch, state_PIM, x_TI, rate_TI, a_IM, b_TM, c_TM):
+            return scan.selective_scan(x_TI, rate_TI, a_IM, b_TM, c_TM, state_PIM, states)
+    return selective_scan_in_torch(x_TI, rate_TI, a_IM, b_TM, c_TM, state_PIM, states)
+
+
+def selective_scan_in_torch(
+    x_TI: Tensor,
+    rate_TI: Tensor,
+    a_IM: Tensor,
+    b_TM: Tensor,
+    c_TM: Tensor,
+    state_PIM: Tensor,
+    states: StateMetadata,
+) -> Tensor:
+    """The definition of `selective_scan`."""
 
     def parts(tokens: Tokens) -> tuple[Tensor, Tensor]:
         kept_TIM = (rate_TI[tokens].unsqueeze(-1) * a_IM).exp_()
@@ -55,6 +74,18 @@ def linear_recurrence(kept_TI: Tensor, added_TI: Tensor, state_PI: Tensor, state
     All in fp32: (T, I) and states (P, I). Returns the states after each token, (T, I); the same to the last bit wherever a
     prompt is cut. De et al., "Griffin", 2024, section 2.4.
     """
+    if usable(state_PI) and not states.exact:
+        from penstock_kernels.gpu import scan
+
+        if scan.takes("linear_recurrence", linear_recurrence_in_torch, state_PI, kept_TI, added_TI):
+            return scan.linear_recurrence(kept_TI, added_TI, state_PI, states)
+    return linear_recurrence_in_torch(kept_TI, added_TI, state_PI, states)
+
+
+def linear_recurrence_in_torch(
+    kept_TI: Tensor, added_TI: Tensor, state_PI: Tensor, states: StateMetadata
+) -> Tensor:
+    """The definition of `linear_recurrence`."""
 
     def step_form(tokens: Tokens, state_SI: Tensor) -> Tensor:
         return state_SI.mul_(kept_TI[tokens]).add_(added_TI[tokens])
@@ -78,6 +109,20 @@ def weighted_key_values(
     last bit wherever a prompt is cut. Peng et al., "RWKV: Reinventing RNNs for the Transformer Era", 2023, section 3.1, in the form of
     its appendix on stability; as transformers 5.23 has it (rwkv).
     """
+    if usable(state_P3I) and not states.exact:
+        from penstock_kernels.gpu import scan
+
+        if scan.takes(
+            "weighted_key_values", weighted_key_values_in_torch, state_P3I, k_TI, v_TI, decay_I, first_I
+        ):
+            return scan.weighted_key_values(k_TI, v_TI, decay_I, first_I, state_P3I, states)
+    return weighted_key_values_in_torch(k_TI, v_TI, decay_I, first_I, state_P3I, states)
+
+
+def weighted_key_values_in_torch(
+    k_TI: Tensor, v_TI: Tensor, decay_I: Tensor, first_I: Tensor, state_P3I: Tensor, states: StateMetadata
+) -> Tensor:
+    """The definition of `weighted_key_values`."""
 
     def latest(state_S3I: Tensor) -> Tensor:
         return torch.where(state_S3I[..., 1, :] > 0, state_S3I[..., 2, :], NO_EXPONENT)

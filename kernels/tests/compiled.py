@@ -78,7 +78,9 @@ class Compilation:
                     attributes[(at,)] = [["tt.divisibility", 16]]
             else:
                 signature[name] = "fp32"
-        tuned = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+        tuned = {
+            name: options[name] for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in options
+        }
         key = (kernel.fn.__name__, *signature.items(), *constexprs.items(), *tuned.items())
         if key in self.seen:
             return
@@ -233,6 +235,28 @@ def delta_rules() -> None:
                 delta_rule.delta_rule(x, x, v, decay, by_head, state, step)
 
 
+def scans() -> None:
+    """At Falcon Mamba's, RecurrentGemma's and RWKV 4's sizes, and with states of other sizes."""
+    from penstock_kernels.gpu import scan
+    from penstock_kernels.recurrence import Run, StateMetadata, Turn
+
+    places = torch.tensor([2, 3])
+    for step in (
+        StateMetadata(places, [Run(2, 30, 0, 1), Run(30, 40, 0)]),
+        StateMetadata(torch.arange(40), []),
+        StateMetadata(places, [], turns=[Turn(places, places)]),
+    ):
+        for channels, numbers in ((8192, 16), (100, 5), (64, 256)):
+            x, state = torch.zeros((40, channels)), torch.zeros((4, channels, numbers))
+            # B and C are parts of something wider.
+            b = torch.zeros((40, 2 * numbers + 256))[:, 256 : 256 + numbers]
+            scan.selective_scan(x, x, state[0], b, b, state, step)
+        for channels in (4096, 100):
+            x, state = torch.zeros((40, channels)), torch.zeros((4, 3, channels))
+            scan.linear_recurrence(x, x, state[:, 0], step)
+            scan.weighted_key_values(x, x, x[0], x[0], state, step)
+
+
 def main() -> None:
     """Compiles and prints."""
     with Compilation(int(sys.argv[1]) if len(sys.argv) > 1 else 90) as compilation:
@@ -242,6 +266,7 @@ def main() -> None:
         drawing()
         experts()
         delta_rules()
+        scans()
     print("\n".join(compilation.seen.values()))
     if compilation.too_large:
         sys.exit("too large for a block:\n" + "\n".join(compilation.too_large))

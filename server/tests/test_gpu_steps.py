@@ -24,7 +24,7 @@ from penstock.engine import decoder_steps, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
 from penstock.engine.warm_up import warm_up
-from penstock_kernels import convolution, delta_rule, experts
+from penstock_kernels import convolution, delta_rule, experts, scan
 from test_draft_model import SHAPES, draft_of, tokenizer, with_own
 from test_recurrent import write as recurrent_model
 from test_verify import one_by_one
@@ -372,28 +372,47 @@ def test_what_is_asked_for_at_first_leaves_nothing_behind(
     compare(ours, plain, [row(0, None, 20)])
 
 
-def delta_rules(folder: Path) -> Path:
-    """A small Qwen 3.5: a gated delta rule, and a layer that attends."""
+# By the operation that advances their states: small models, and what else than states they have.
+RECURRENT: dict[str, dict[str, Any]] = {
+    # Qwen 3.5, with a layer that attends.
+    "gated_delta_rule": {
+        "model_type": "qwen3_5_text",
+        "intermediate_size": 48,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "max_position_embeddings": 1024,
+    },
+    "selective_scan": {"model_type": "mamba", "state_size": 8, "time_step_rank": 4},
+    # RecurrentGemma, with a layer that attends through a window.
+    "linear_recurrence": {
+        "model_type": "recurrent_gemma",
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "lru_width": 32,
+        "attention_window_size": 24,
+    },
+    "weighted_key_values": {"model_type": "rwkv", "context_length": 1024, "intermediate_size": 48},
+}
+
+
+def recurrent(folder: Path, operation: str) -> Path:
+    """One of these, with random weights."""
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.Qwen3_5TextConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        linear_key_head_dim=16,
-        linear_value_head_dim=24,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        max_position_embeddings=1024,
-        eos_token_id=2,
-    )
-    model = transformers.Qwen3_5ForCausalLM(config)
+    shared = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "eos_token_id": 2}
+    config = transformers.AutoConfig.for_model(**{**shared, **RECURRENT[operation]})
+    classes: Any = transformers.AutoModelForCausalLM
+    model = classes.from_config(config)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -402,27 +421,32 @@ def delta_rules(folder: Path) -> Path:
     return folder
 
 
-def test_delta_rules_are_advanced_in_graphs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+@pytest.mark.parametrize("operation", RECURRENT)
+def test_recurrences_are_advanced_in_graphs(
+    operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
 ) -> None:
     """Single tokens and prompts by kernels, rows with drafts as well."""
-    from penstock_kernels.gpu import delta_rule as kernels
+    from penstock_kernels.gpu import delta_rule as delta_kernels
+    from penstock_kernels.gpu import scan as scan_kernels
 
+    is_delta = operation == "gated_delta_rule"
+    kernels, name = (delta_kernels, "delta_rule") if is_delta else (scan_kernels, operation)
     counted: set[int] = set()
-    kernel = kernels.delta_rule
+    kernel = getattr(kernels, name)
 
     def told(*given: Any) -> Tensor:
         counted.add(len(given[0]))
-        return kernel(*given)
+        made: Tensor = kernel(*given)
+        return made
 
-    monkeypatch.setattr(kernels, "delta_rule", told)
-    folder = delta_rules(tmp_path)
+    monkeypatch.setattr(kernels, name, told)
+    folder = recurrent(tmp_path, operation)
     ours, plain = as_on_gpu(folder, **OPTIONS), without(monkeypatch, folder, **OPTIONS)
     for driver, usable in ((ours, True), (plain, False)):
 
         def step(*arguments: Any, step: Any = driver.step, usable: bool = usable, **more: Any) -> Any:
             with monkeypatch.context() as patch:
-                for module in (convolution, delta_rule):
+                for module in (convolution, delta_rule, scan):
                     patch.setattr(module, "usable", lambda tensor: usable)
                 return step(*arguments, **more)
 
