@@ -1,5 +1,5 @@
 """The events of `/v1/responses` and `/v1/messages`, in their whole order: of text, reasoning and calls, of a request that
-fails midway, and across a lost worker.
+fails midway, and across a lost worker. And what tools return that is no text.
 
 The model of `echoing` answers what it is asked to.
 """
@@ -18,9 +18,9 @@ import wire
 from conftest import Launch
 from echoing import launch_echo
 from launched import ON_TORCH, Launched
-from prompts import WEATHER_FUNCTION, echoed, user
+from prompts import WEATHER, WEATHER_CALLED, WEATHER_FUNCTION, echoed, user
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES, CHAT = "/v1/responses", "/v1/messages", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +242,77 @@ def test_two_tools_of_one_name_are_refused(address: wire.Address, path: str) -> 
     reply = wire.post(address, path, asked(path, "x", tools=tools(path)["tools"] * 2))
     assert reply.status == (422 if path == RESPONSES else 400), reply
     assert re.search(r"`tools\[1\].*same as another", reply.json()["error"]["message"]), reply
+
+
+PNG = "iVBORw0KGgo="
+TOLD = "[The tool returned an image here, which cannot be shown to you: you read only text.]"
+
+
+def returned(path: str, text: str) -> dict[str, Any]:
+    """A conversation that ends with a picture and a text, which a tool has returned."""
+    name, arguments = WEATHER_CALLED
+    if path == RESPONSES:
+        called = {"type": "function_call", "call_id": "1", "name": name, "arguments": json.dumps(arguments)}
+        parts = [
+            {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"},
+            {"type": "input_text", "text": text},
+        ]
+        result = {"type": "function_call_output", "call_id": "1", "output": parts}
+        return {"input": [*user(WEATHER), called, result], "temperature": 0, "max_output_tokens": 200}
+    if path == CHAT:
+        call = {"id": "1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        parts = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
+            {"type": "text", "text": text},
+        ]
+        said = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": parts},
+        ]
+    else:
+        used = {"type": "tool_use", "id": "1", "name": name, "input": arguments}
+        blocks = [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+            {"type": "text", "text": text},
+        ]
+        result = {"type": "tool_result", "tool_use_id": "1", "content": blocks}
+        said = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    return {"messages": [*user(WEATHER), *said], "temperature": 0, "max_tokens": 200}
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (RESPONSES, "input[2].output[0]"),
+        (CHAT, "messages[2].content[0]"),
+        (MESSAGES, "messages[2].content[0].content[0]"),
+    ],
+)
+def test_a_picture_that_a_tool_returned_does_not_end_the_session(
+    echo: wire.Address, path: str, place: str
+) -> None:
+    between = "\n" if path == MESSAGES else ""
+    told = f"{TOLD}{between}Behind it."
+    # What pads the prompt, so that the model repeats what it was told.
+    body = returned(path, echoed(echo, told).removeprefix(f"{TOLD}{between}"))
+    answer = wire.post(echo, path, body)
+    assert answer.status == 200, answer
+    whole = answer.json()
+    if path == RESPONSES:
+        text = whole["output"][0]["content"][0]["text"]
+    elif path == CHAT:
+        text = whole["choices"][0]["message"]["content"]
+    else:
+        text = whole["content"][0]["text"]
+        counted = wire.post(echo, f"{MESSAGES}/count_tokens", body).json()
+        assert counted["warnings"] == whole["warnings"]
+        usage = whole["usage"]
+        assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert text == told
+    [warning] = whole["warnings"]
+    assert warning.startswith(f"`{place}` has no effect here: only text is supported"), warning
+    # What the user shows is refused, and so is what nobody knows.
+    body = asked(path, "x")
+    part = {"type": "image"} if path == MESSAGES else {"type": "image_url", "image_url": {"url": "x"}}
+    body["input" if path == RESPONSES else "messages"] = [{"role": "user", "content": [part]}]
+    assert wire.post(echo, path, body).status == (400 if path == MESSAGES else 422)

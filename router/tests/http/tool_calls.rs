@@ -309,6 +309,87 @@ async fn earlier_calls_have_arguments() {
     assert_eq!(answer["usage"]["input_tokens"], 2);
 }
 
+/// A session has what its agent's tools returned in each request: nobody can take a screenshot out of it.
+#[tokio::test]
+async fn what_a_tool_returned_that_is_no_text_is_told_in_its_place() {
+    let by_parts = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
+                    {% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}\
+                    {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}";
+    let by_text = "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}\
+                   {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}";
+    let told = |noun: &str| {
+        format!("[The tool returned {noun} here, which cannot be shown to you: you read only text.]")
+    };
+    let warned = |place: &str| {
+        format!(
+            "`{place}` has no effect here: only text is supported, and the model is told that a tool returned an image"
+        )
+    };
+    let call = json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}});
+    let chat = |role: &str, content: Value| {
+        let last = json!({"role": role, "tool_call_id": "1", "content": content});
+        json!({"messages": [{"role": "user", "content": "x"}, call, last], "max_tokens": 2})
+    };
+    for template in [by_parts, by_text] {
+        let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+        let shows = |parts: Value| {
+            let served = &served;
+            let body = chat("tool", parts);
+            async move { served.post("/chat_tokenize", body).await.good() }
+        };
+        let shown = shows(json!([{"type": "text", "text": "A"}, image])).await;
+        assert_eq!(shown["templated_text"], format!("user:x;assistant:f{{}};tool:A{};", told("an image")));
+        assert_eq!(shown["warnings"], json!([warned("messages[2].content[1]")]));
+        let others =
+            shows(json!([{"type": "file", "file": {}}, {"type": "input_audio", "input_audio": {}}])).await;
+        let both = told("a file") + &told("a sound recording");
+        assert_eq!(others["templated_text"], format!("user:x;assistant:f{{}};tool:{both};"));
+        assert_eq!(shows(json!([{"type": "text", "text": "A"}])).await.get("warnings"), None);
+        for (role, part, kind) in
+            [("user", &image, "image_url"), ("tool", &json!({"type": "image"}), "image")]
+        {
+            let refused = served.post(CHAT, chat(role, json!([part]))).await;
+            let says =
+                format!("`messages[2].content[0]` of type \"{kind}\" is not supported yet: only text is");
+            assert_eq!((refused.status.as_u16(), &refused.json()["error"]["message"]), (422, &json!(says)));
+        }
+    }
+    let served = Served::ready(Setup { chat_template: by_text, ..Setup::default() }).await;
+    let messages = |data: &str| {
+        let image =
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}});
+        let called = json!({"type": "tool_use", "id": "1", "name": "f", "input": {}});
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [image]});
+        json!({"max_tokens": 2, "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [called]},
+            {"role": "user", "content": [result]},
+        ]})
+    };
+    let warnings = json!([warned("messages[2].content[0].content[0]")]);
+    // How large it is makes no difference to the prompt.
+    for data in ["iVBORw0KGgo=", &"A".repeat(100_000)] {
+        let counted = served.post("/v1/messages/count_tokens", messages(data)).await.good();
+        let answer = served.post("/v1/messages", messages(data)).await.good();
+        assert_eq!((&counted["warnings"], &answer["warnings"]), (&warnings, &warnings));
+        let usage = &answer["usage"];
+        let [new, cached] =
+            ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().expect("a number"));
+        assert_eq!(counted["input_tokens"], new + cached);
+        let text = format!("user:x;assistant:f{{}};tool:{};", told("an image"));
+        let listed =
+            served.post("/tokenize", json!({"inputs": text, "add_special_tokens": false})).await.good();
+        assert_eq!(listed.as_array().map(Vec::len), Some((new + cached) as usize));
+    }
+    let strict = Setup { chat_template: by_text, flags: vec!["--strict-requests"], ..Setup::default() };
+    let refused = Served::ready(strict).await.post(CHAT, chat("tool", json!([image]))).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json()["error"]["param"]),
+        (422, &json!("messages[2].content[0]"))
+    );
+}
+
 /// As clients of OpenAI's responses send the tools of MCP servers. The model knows each by one name.
 #[tokio::test]
 async fn a_function_of_a_namespace_is_called_as_its_client_calls_it() {

@@ -1,5 +1,7 @@
 //! Anthropic's requests: their own fields, messages of blocks and tools, read as the chat that asks for the same.
 
+use std::borrow::Cow;
+
 use penstock_core::prompt::Chat;
 use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
@@ -10,6 +12,7 @@ use crate::http::chats::functions::{self, Choice, Function, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
+use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::constraints::{self, Asked};
 use crate::http::error::{ApiError, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
@@ -69,7 +72,7 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
     if needs == MaxTokens::Required {
         fields.required(&request_fields::MAX_TOKENS, max_tokens)?;
     }
-    let messages = messages(&fields)?;
+    let messages = messages(&fields, &mut warnings)?;
     let effort = effort(&fields)?;
     let variables = variables(&fields, &mut warnings)?;
     let params = GenerationParams {
@@ -205,7 +208,7 @@ pub enum BlockParam<'a> {
     },
     ToolResult {
         tool_use_id: &'a str,
-        content: Option<Texts<'a>>,
+        content: Option<Returned<'a>>,
     },
 }
 
@@ -221,6 +224,46 @@ pub enum Texts<'a> {
 #[schemars(inline, tag = "type", rename_all = "snake_case")]
 pub enum TextParam<'a> {
     Text { text: &'a str },
+}
+
+/// What a tool returned: a text, or blocks, which are paragraphs.
+#[derive(JsonSchema)]
+#[schemars(inline, untagged)]
+pub enum Returned<'a> {
+    Text(&'a str),
+    Blocks(Vec<ResultBlockParam<'a>>),
+}
+
+/// A block of what a tool returned.
+#[derive(JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
+pub enum ResultBlockParam<'a> {
+    Text {
+        text: &'a str,
+    },
+    /// The model is told that there was one.
+    Image {},
+    Document {
+        title: Option<&'a str>,
+        context: Option<&'a str>,
+        source: DocumentSource<'a>,
+    },
+    SearchResult {
+        title: &'a str,
+        source: &'a str,
+        content: Texts<'a>,
+    },
+}
+
+/// Where a document is. Of one that is no text the model is told that there was one.
+#[derive(JsonSchema)]
+#[schemars(inline, tag = "type", rename_all = "snake_case")]
+pub enum DocumentSource<'a> {
+    Text { data: &'a str },
+    Content { content: Returned<'a> },
+    Base64 {},
+    Url {},
+    File {},
 }
 
 impl TextParam<'_> {
@@ -271,8 +314,101 @@ impl<'a> Texts<'a> {
     }
 }
 
+impl<'a> Returned<'a> {
+    fn read(place: &Place, value: &'a Value, unseen: &mut Unseen) -> Result<Self, ApiError> {
+        match value {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(blocks) => {
+                let blocks = objects(place, blocks);
+                let blocks = blocks.map(|block| ResultBlockParam::read(&block?, unseen));
+                blocks.collect::<Result<_, _>>().map(Self::Blocks)
+            }
+            _ => Err(ApiError::invalid(place, "must be a string or a list of blocks")),
+        }
+    }
+
+    fn joined(self) -> Cow<'a, str> {
+        match self {
+            Self::Text(text) => text.into(),
+            Self::Blocks(blocks) => {
+                let texts: Vec<_> = blocks.into_iter().map(ResultBlockParam::text).collect();
+                texts.join("\n").into()
+            }
+        }
+    }
+}
+
+impl<'a> ResultBlockParam<'a> {
+    fn read(block: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
+        let optional = |name: &'static str| block.get(name).map(|_| block.text(name)).transpose();
+        Ok(match block.kind()? {
+            "text" => Self::Text { text: block.text("text")? },
+            "image" => {
+                unseen.add(&block.place, Kind::Image);
+                Self::Image {}
+            }
+            "document" => Self::Document {
+                title: optional("title")?,
+                context: optional("context")?,
+                source: DocumentSource::read(block, unseen)?,
+            },
+            "search_result" => Self::SearchResult {
+                title: block.text("title")?,
+                source: block.text("source")?,
+                content: Texts::read(&block.at("content"), block.value("content"))?,
+            },
+            kind => {
+                let text = format!("of type {:?} is not supported in a tool's result", shortened(kind));
+                return Err(ApiError::invalid(&block.place, text));
+            }
+        })
+    }
+
+    /// With what names it, which Anthropic's models read, too.
+    fn text(self) -> Cow<'a, str> {
+        match self {
+            Self::Text { text } => text.into(),
+            Self::Image {} => Kind::Image.text().into(),
+            Self::Document { title, context, source } => {
+                let named = [title, context].into_iter().flatten().map(Cow::from);
+                named.chain([source.text()]).collect::<Vec<_>>().join("\n").into()
+            }
+            Self::SearchResult { title, source, content } => {
+                [title, source, content.joined().as_str()].join("\n").into()
+            }
+        }
+    }
+}
+
+impl<'a> DocumentSource<'a> {
+    fn read(document: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
+        let source = Object::of(document.at("source"), document.value("source"))?;
+        let read = match source.kind()? {
+            "text" => return Ok(Self::Text { data: source.text("data")? }),
+            "content" => {
+                let content = Returned::read(&source.at("content"), source.value("content"), unseen)?;
+                return Ok(Self::Content { content });
+            }
+            "base64" => Self::Base64 {},
+            "url" => Self::Url {},
+            "file" => Self::File {},
+            _ => return Err(source.wrong("type", "must be one of text, content, base64, url, file")),
+        };
+        unseen.add(&document.place, Kind::Document);
+        Ok(read)
+    }
+
+    fn text(self) -> Cow<'a, str> {
+        match self {
+            Self::Text { data } => data.into(),
+            Self::Content { content } => content.joined(),
+            Self::Base64 {} | Self::Url {} | Self::File {} => Kind::Document.text().into(),
+        }
+    }
+}
+
 impl<'a> BlockParam<'a> {
-    fn read(block: &Object<'a>, role: Role) -> Result<Self, ApiError> {
+    fn read(block: &Object<'a>, role: Role, unseen: &mut Unseen) -> Result<Self, ApiError> {
         Ok(match (block.kind()?, role) {
             ("text", _) => Self::Text { text: block.text("text")? },
             ("thinking", Role::Assistant) => Self::Thinking { thinking: block.text("thinking")? },
@@ -289,7 +425,7 @@ impl<'a> BlockParam<'a> {
                 tool_use_id: block.text("tool_use_id")?,
                 content: block
                     .get("content")
-                    .map(|content| Texts::read(&block.at("content"), content))
+                    .map(|content| Returned::read(&block.at("content"), content, unseen))
                     .transpose()?,
             },
             (kind, _) => {
@@ -302,7 +438,7 @@ impl<'a> BlockParam<'a> {
 }
 
 impl<'a> MessageParam<'a> {
-    fn read(message: &Object<'a>) -> Result<Self, ApiError> {
+    fn read(message: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
         let role = match message.value("role").as_str() {
             Some("user") => Role::User,
             Some("assistant") => Role::Assistant,
@@ -317,7 +453,7 @@ impl<'a> MessageParam<'a> {
             Value::Array(blocks) => {
                 let blocks = objects(&message.at("content"), blocks);
                 Content::Blocks(
-                    blocks.map(|block| BlockParam::read(&block?, role)).collect::<Result<_, _>>()?,
+                    blocks.map(|block| BlockParam::read(&block?, role, unseen)).collect::<Result<_, _>>()?,
                 )
             }
             _ => return Err(message.wrong("content", "must be a string or a list of blocks")),
@@ -346,7 +482,7 @@ impl<'a> MessageParam<'a> {
                     calls.push(json!({"id": id, "type": "function", "function": call}));
                 }
                 BlockParam::ToolResult { tool_use_id, content } => {
-                    let content = content.map(Texts::joined).unwrap_or_default();
+                    let content = content.map(Returned::joined).unwrap_or_default();
                     messages.push(json!({"role": "tool", "tool_call_id": tool_use_id, "content": content}));
                 }
             }
@@ -367,7 +503,7 @@ impl<'a> MessageParam<'a> {
 }
 
 /// The system's text, and the messages.
-fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     if let Some(system) = fields.tree(&request_fields::SYSTEM)? {
         let mut system = Texts::read(&request_fields::SYSTEM.name.into(), &system)?;
@@ -388,9 +524,11 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
     if given.is_empty() {
         return Err(ApiError::invalid(place, "must have at least one message"));
     }
+    let mut unseen = Unseen::default();
     for message in objects(&place, given) {
-        MessageParam::read(&message?)?.add_to(&mut messages);
+        MessageParam::read(&message?, &mut unseen)?.add_to(&mut messages);
     }
+    unseen.warn(warnings);
     Ok(messages)
 }
 
@@ -569,6 +707,67 @@ mod tests {
         assert_eq!(chat.messages[2]["reasoning_content"], "Two calls.");
     }
 
+    /// Claude Code's `Read` of a picture returns one so, and its browser's tools return pictures beside text.
+    #[test]
+    fn what_a_tool_returned_that_is_no_text_is_told_in_its_place() {
+        let returned = |content: Value| {
+            let result = json!({"type": "tool_result", "tool_use_id": "1", "content": content});
+            let asked = parsed(conversation(user(json!([result])))).expect("valid");
+            let last = asked.chat.messages.last().expect("a message");
+            assert_eq!(last["role"], "tool");
+            (last["content"].clone(), asked.params.warnings.lines().join("; "))
+        };
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+        let seen = "[The tool returned an image here, which cannot be shown to you: you read only text.]";
+        let warned = "`messages[3].content[0].content[0]` has no effect here: only text is supported, and the model is told that a \
+                      tool returned an image";
+        assert_eq!(returned(json!([image])), (json!(seen), warned.to_owned()));
+        let beside =
+            returned(json!([image, text("A"), {"type": "image", "source": {"type": "url", "url": "x"}}]));
+        assert_eq!(beside, (json!(format!("{seen}\nA\n{seen}")), format!("{warned}; so it is with 1 more")));
+        for source in [
+            json!({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}),
+            json!({"type": "url", "url": "https://example.com/a.pdf"}),
+            json!({"type": "file", "file_id": "f"}),
+        ] {
+            let (content, warned) = returned(json!([{"type": "document", "title": "T", "source": source}]));
+            let document =
+                "T\n[The tool returned a document here, which cannot be shown to you: you read only text.]";
+            assert_eq!(content, document);
+            assert!(warned.ends_with("told that a tool returned a document"), "{warned}");
+        }
+        // What has a text says it.
+        for (block, told) in [
+            (
+                json!({"type": "document", "title": "T", "context": "C",
+                       "source": {"type": "text", "media_type": "text/plain", "data": "D"}}),
+                "T\nC\nD",
+            ),
+            (json!({"type": "document", "source": {"type": "content", "content": "D"}}), "D"),
+            (
+                json!({"type": "document", "title": null,
+                       "source": {"type": "content", "content": [text("D"), text("E")]}}),
+                "D\nE",
+            ),
+            (
+                json!({"type": "search_result", "source": "https://example.com", "title": "T",
+                       "content": [text("D"), text("E")], "citations": {"enabled": true}}),
+                "T\nhttps://example.com\nD\nE",
+            ),
+        ] {
+            assert_eq!(returned(json!([block])), (json!(told), String::new()));
+        }
+        let within =
+            json!({"type": "document", "source": {"type": "content", "content": [text("D"), image]}});
+        let (content, warned) = returned(json!([within]));
+        assert_eq!(content, format!("D\n{seen}"));
+        assert!(
+            warned.starts_with("`messages[3].content[0].content[0].source.content[1]` has no effect"),
+            "{warned}"
+        );
+    }
+
     /// Not at the place that it would have once the conversation is brought into another shape.
     #[test]
     fn what_is_wrong_is_where_the_client_has_it() {
@@ -586,9 +785,29 @@ mod tests {
             ),
             (
                 user(
-                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]),
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}, {"type": "image"}]),
                 ),
-                "`messages[3].content[0].content[1]` must be a block of text",
+                "`messages[3].content[1]` of type \"image\" is not supported in a message of the user",
+            ),
+            (
+                user(json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "audio"}]}])),
+                "`messages[3].content[0].content[0]` of type \"audio\" is not supported in a tool's result",
+            ),
+            (
+                user(json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document"}]}])),
+                "`messages[3].content[0].content[0].source` must be an object",
+            ),
+            (
+                user(
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": {"type": "s3"}}]}]),
+                ),
+                "`messages[3].content[0].content[0].source.type` must be one of text, content, base64, url, file",
+            ),
+            (
+                user(
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "search_result", "title": "a"}]}]),
+                ),
+                "`messages[3].content[0].content[0].source` must be a string",
             ),
             (
                 user(json!([{"type": "text", "text": "a"}, {"type": "tool_result", "content": "21"}])),
@@ -619,6 +838,14 @@ mod tests {
                 refused.ends_with(" must be a string") || kind == "redacted_thinking",
                 "{kind}: {refused}"
             );
+        }
+        let blocks = kinds("ResultBlockParam");
+        assert_eq!(blocks.len(), 4);
+        for kind in blocks {
+            let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [{"type": kind}]});
+            let read =
+                parsed(json!({"messages": [user(json!([result]))]})).err().map(|error| error.to_string());
+            assert!(read.is_none_or(|refused| !refused.contains("not supported")), "{kind}");
         }
     }
 

@@ -21,6 +21,7 @@ use crate::http::chats::object::{Object, objects};
 use crate::http::chats::reader::{Reader, Reading, custom_input};
 use crate::http::chats::request::{ChatRequest, Prepared};
 use crate::http::chats::tools::Tools;
+use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::error::{ApiError, Family, FieldNames, Place};
 use crate::http::fields::Fields;
 use crate::http::openai::choices::Choices;
@@ -78,7 +79,7 @@ pub fn rendered(
 }
 
 fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
-    let messages = messages(fields)?;
+    let (messages, unseen) = messages(fields)?;
     let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
         Some(Value::Object(variables)) => variables,
         _ => Map::new(),
@@ -87,6 +88,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         .text(&request_fields::REASONING_EFFORT)?
         .map(|given| Effort { field: request_fields::REASONING_EFFORT.name, given: given.into_owned() });
     let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
+    unseen.warn(&mut params.warnings);
     if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
         return Err(ApiError::invalid("best_of", "is not supported for chats; `n` is"));
     }
@@ -116,22 +118,25 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
 }
 
 /// The conversation. Every message is an object with a role, and content that a template can read.
-fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen), ApiError> {
     let messages = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
     let Value::Array(mut messages) = messages else { unreachable!("the table says that it is a list") };
     let place = Place::from(request_fields::MESSAGES.name);
     if messages.is_empty() {
         return Err(ApiError::invalid(place, "must have at least one message"));
     }
+    let mut unseen = Unseen::default();
     for message in objects(&place, &messages) {
         let message = message?;
-        message.text("role")?;
+        let is_result = message.text("role")? == TOOL;
         check_calls(&message)?;
         let has_said = message.value("role") == "assistant"
             && SAID.into_iter().any(|name| message.value(name).is_string());
         match message.get("content") {
             Some(Value::String(_)) => {}
-            Some(Value::Array(parts)) => check_parts(&message.at("content"), parts)?,
+            Some(Value::Array(parts)) => {
+                check_parts(&message.at("content"), parts, is_result.then_some(&mut unseen))?;
+            }
             None if message.get("tool_calls").is_some() || has_said => {}
             None => return Err(message.wrong("content", "is required")),
             Some(_) => return Err(message.wrong("content", "must be a string or a list of parts")),
@@ -141,8 +146,9 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
         let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
         calls.into_iter().flatten().for_each(as_function);
         refusals_as_text(message);
+        unseen_as_text(message);
     }
-    Ok(messages)
+    Ok((messages, unseen))
 }
 
 /// Members in place of which the content of an assistant's message may be missing.
@@ -159,6 +165,28 @@ fn refusals_as_text(message: &mut Value) {
         && let refusal @ Value::String(_) = message["refusal"].take()
     {
         message["content"] = refusal;
+    }
+}
+
+/// Whose messages are results.
+const TOOL: &str = "tool";
+
+/// What a part of a result is that is no text.
+fn unseen_kind(part: &str) -> Option<Kind> {
+    match part {
+        "image_url" => Some(Kind::Image),
+        "file" => Some(Kind::File),
+        "input_audio" => Some(Kind::Audio),
+        _ => None,
+    }
+}
+
+/// In a result, the model is told what was there. Elsewhere there is none: it was refused.
+fn unseen_as_text(message: &mut Value) {
+    for part in message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(kind) = part["type"].as_str().and_then(unseen_kind) {
+            *part = json!({"type": "text", "text": kind.text()});
+        }
     }
 }
 
@@ -207,7 +235,8 @@ fn as_function(call: &mut Value) {
     }
 }
 
-fn check_parts(place: &Place, parts: &[Value]) -> Result<(), ApiError> {
+/// `unseen` is there for a result's parts, which may be others than texts.
+fn check_parts(place: &Place, parts: &[Value], mut unseen: Option<&mut Unseen>) -> Result<(), ApiError> {
     for (index, part) in parts.iter().enumerate() {
         let place = place.entry(index);
         match part.get("type").and_then(Value::as_str) {
@@ -215,7 +244,10 @@ fn check_parts(place: &Place, parts: &[Value]) -> Result<(), ApiError> {
             Some("text") => return Err(ApiError::invalid(place.member("text"), "must be a string")),
             Some("refusal") if part.get("refusal").is_some_and(Value::is_string) => {}
             Some("refusal") => return Err(ApiError::invalid(place.member("refusal"), "must be a string")),
-            Some(other) => return Err(no_text(place, other)),
+            Some(other) => match (&mut unseen, unseen_kind(other)) {
+                (Some(unseen), Some(kind)) => unseen.add(&place, kind),
+                _ => return Err(no_text(place, other)),
+            },
             None => return Err(ApiError::invalid(place.member("type"), "must be a string")),
         }
     }

@@ -1,5 +1,7 @@
 //! Requests to `/v1/responses`: their own fields, items and tools, read as the chat that asks for the same.
 
+use std::borrow::Cow;
+
 use penstock_core::prompt::Chat;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
@@ -9,6 +11,7 @@ use crate::http::chats::functions::{Namespaced, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
+use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::constraints;
 use crate::http::error::{ApiError, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
@@ -97,7 +100,7 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     fields.tree(&request_fields::RESPONSE_METADATA)?;
     fields.text(&request_fields::SAFETY_IDENTIFIER)?;
     let max_tokens = fields.small(&request_fields::MAX_OUTPUT_TOKENS)?;
-    let messages = messages(fields)?;
+    let messages = messages(fields, &mut warnings)?;
     let tools = Tools::parse(fields, &Shape::RESPONSES, &mut warnings)?;
     let text = fields.tree(&request_fields::TEXT)?.map(|text| (grammar(&text, &mut warnings), text));
     let (grammar, text) = match text {
@@ -250,11 +253,11 @@ pub enum InputItem<'a> {
     },
     FunctionCallOutput {
         call_id: &'a str,
-        output: Texts<'a>,
+        output: Output<'a>,
     },
     CustomToolCallOutput {
         call_id: &'a str,
-        output: Texts<'a>,
+        output: Output<'a>,
     },
 }
 
@@ -291,6 +294,90 @@ pub enum PartParam<'a> {
     SummaryText { text: &'a str },
     ReasoningText { text: &'a str },
     Refusal { refusal: &'a str },
+}
+
+/// What a tool returned: a text, or its parts.
+#[derive(JsonSchema)]
+#[schemars(inline, untagged)]
+pub enum Output<'a> {
+    Text(&'a str),
+    Parts(Vec<OutputPartParam<'a>>),
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline, untagged)]
+pub enum OutputPartParam<'a> {
+    Text(PartParam<'a>),
+    Unseen(UnseenParam),
+}
+
+/// A part of what a tool returned, of which the model is only told that there was one.
+#[derive(Clone, Copy, JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
+pub enum UnseenParam {
+    InputImage {},
+    InputFile {},
+    InputAudio {},
+}
+
+impl UnseenParam {
+    fn of(kind: &str) -> Option<Self> {
+        match kind {
+            "input_image" => Some(Self::InputImage {}),
+            "input_file" => Some(Self::InputFile {}),
+            "input_audio" => Some(Self::InputAudio {}),
+            _ => None,
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::InputImage {} => Kind::Image,
+            Self::InputFile {} => Kind::File,
+            Self::InputAudio {} => Kind::Audio,
+        }
+    }
+}
+
+impl<'a> Output<'a> {
+    fn read(item: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
+        const OUTPUT: &str = "output";
+        match item.value(OUTPUT) {
+            Value::String(text) => Ok(Self::Text(text)),
+            Value::Array(parts) => {
+                let parts = objects(&item.at(OUTPUT), parts);
+                let parts = parts.map(|part| OutputPartParam::read(part?, unseen));
+                parts.collect::<Result<_, _>>().map(Self::Parts)
+            }
+            _ => Err(item.wrong(OUTPUT, "must be a string or a list of parts")),
+        }
+    }
+
+    fn joined(self) -> String {
+        match self {
+            Self::Text(text) => text.to_owned(),
+            Self::Parts(parts) => parts.iter().map(OutputPartParam::text).collect(),
+        }
+    }
+}
+
+impl<'a> OutputPartParam<'a> {
+    fn read(part: Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
+        Ok(match UnseenParam::of(part.kind()?) {
+            Some(param) => {
+                unseen.add(&part.place, param.kind());
+                Self::Unseen(param)
+            }
+            None => Self::Text(PartParam::read(part)?),
+        })
+    }
+
+    fn text(&self) -> Cow<'a, str> {
+        match self {
+            Self::Text(part) => part.text().into(),
+            Self::Unseen(param) => param.kind().text().into(),
+        }
+    }
 }
 
 impl<'a> PartParam<'a> {
@@ -341,7 +428,7 @@ impl<'a> Texts<'a> {
 }
 
 impl<'a> InputItem<'a> {
-    fn read(item: &Object<'a>) -> Result<Self, ApiError> {
+    fn read(item: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
         let parts = |name: &'static str| match item.get(name) {
             None => Ok(None),
             Some(Value::Array(parts)) => PartParam::list(&item.at(name), parts).map(Some),
@@ -378,11 +465,11 @@ impl<'a> InputItem<'a> {
             },
             "function_call_output" => Self::FunctionCallOutput {
                 call_id: item.text("call_id")?,
-                output: Texts::read(item, "output")?,
+                output: Output::read(item, unseen)?,
             },
             "custom_tool_call_output" => Self::CustomToolCallOutput {
                 call_id: item.text("call_id")?,
-                output: Texts::read(item, "output")?,
+                output: Output::read(item, unseen)?,
             },
             "item_reference" => {
                 let text = "of type \"item_reference\" is not supported: no answer is kept, so the item itself has to be \
@@ -458,7 +545,7 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
 }
 
 /// `instructions` and `input`.
-fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
+fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     // Templates refuse or replace a system message that says nothing.
     if let Some(instructions) = fields.text(&request_fields::INSTRUCTIONS)?.filter(|text| !text.is_empty()) {
@@ -470,9 +557,11 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, ApiError> {
             if items.len() as u64 > request_fields::MESSAGES_MOST {
                 return Err(fields.too_many(INPUT, Most::Is(request_fields::MESSAGES_MOST), items.len()));
             }
+            let mut unseen = Unseen::default();
             for item in objects(&INPUT.into(), &items) {
-                InputItem::read(&item?)?.add_to(&mut messages);
+                InputItem::read(&item?, &mut unseen)?.add_to(&mut messages);
             }
+            unseen.warn(warnings);
         }
         other => {
             let error = ApiError::invalid(INPUT, "must be a string or a list of items");
@@ -545,6 +634,38 @@ mod tests {
         assert_eq!(answer["reasoning_content"], "Look.");
         assert_eq!(answer["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{}"}));
         assert_eq!(answer["tool_calls"][1]["function"]["arguments"], json!({"input": "x = 1"}));
+    }
+
+    /// Codex' `view_image` returns an image alone, and tools of MCP servers return some beside text.
+    #[test]
+    fn what_a_tool_returned_that_is_no_text_is_told_in_its_place() {
+        let image = json!({"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "high"});
+        let told = |noun: &str| {
+            format!("[The tool returned {noun} here, which cannot be shown to you: you read only text.]")
+        };
+        let warned = |noun: &str| {
+            format!("here: only text is supported, and the model is told that a tool returned {noun}")
+        };
+        for (output, content, warning) in [
+            (
+                json!([image]),
+                told("an image"),
+                format!("`input[6].output[0]` has no effect {}", warned("an image")),
+            ),
+            (
+                json!([{"type": "input_text", "text": "A"}, {"type": "input_file", "file_id": "f"}, {"type": "input_audio"}]),
+                format!("A{}{}", told("a file"), told("a sound recording")),
+                format!("`input[6].output[1]` has no effect {}; so it is with 1 more", warned("a file")),
+            ),
+        ] {
+            for kind in ["function_call_output", "custom_tool_call_output"] {
+                let last = json!({"type": kind, "call_id": "2", "output": output});
+                let asked = parsed(conversation(last)).expect("valid").chat;
+                assert_eq!(asked.params.warnings.lines(), [warning.as_str()]);
+                let last = json!({"role": "tool", "tool_call_id": "2", "content": content});
+                assert_eq!(asked.chat.messages.last(), Some(&last));
+            }
+        }
     }
 
     /// To the model a call of a namespace has the name under which it was shown the function.
@@ -641,8 +762,12 @@ mod tests {
                 "`input[6].arguments` must be a string",
             ),
             (
-                json!({"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}),
-                "`input[6].output[0]` of type \"input_file\" is not supported yet: only text is",
+                json!({"type": "function_call_output", "call_id": "1", "output": [{"type": "encrypted_content"}]}),
+                "`input[6].output[0]` of type \"encrypted_content\" is not supported yet: only text is",
+            ),
+            (
+                json!({"type": "custom_tool_call_output", "call_id": "1", "output": 5}),
+                "`input[6].output` must be a string or a list of parts",
             ),
             (
                 json!({"type": "item_reference", "id": "x"}),
@@ -666,6 +791,15 @@ mod tests {
         for kind in kinds("PartParam") {
             let refused = refusal(json!({"input": [{"role": "user", "content": [{"type": kind}]}]}));
             assert!(refused.ends_with(" must be a string"), "{kind}: {refused}");
+        }
+        let unseen = kinds("UnseenParam");
+        assert_eq!(unseen.len(), 3);
+        for kind in unseen {
+            let part = json!([{"type": kind}]);
+            let item = json!({"type": "function_call_output", "call_id": "1", "output": part});
+            assert!(parsed(json!({"input": [item]})).is_ok(), "{kind}");
+            let refused = refusal(json!({"input": [{"role": "user", "content": part}]}));
+            assert!(refused.ends_with(" is not supported yet: only text is"), "{kind}: {refused}");
         }
     }
 
