@@ -189,12 +189,13 @@ enum Content<'a> {
     Blocks(Vec<BlockParam<'a>>),
 }
 
-/// A part of a message. Thinking and calls are the assistant's, results the user's.
+/// A part of a message. Thinking and calls are the assistant's, results the user's. Behind a result stands, too, what the tool
+/// returned beside it, as Claude Code's `Read` does with a PDF: a block of a result, which is read as one.
 #[derive(JsonSchema)]
 #[schemars(tag = "type", rename_all = "snake_case")]
 pub enum BlockParam<'a> {
     Text {
-        text: &'a str,
+        text: Cow<'a, str>,
     },
     Thinking {
         thinking: &'a str,
@@ -252,6 +253,10 @@ pub enum ResultBlockParam<'a> {
         title: &'a str,
         source: &'a str,
         content: Texts<'a>,
+    },
+    /// A tool that a search for tools has found. All of them are shown to the model anyway.
+    ToolReference {
+        tool_name: &'a str,
     },
 }
 
@@ -357,6 +362,7 @@ impl<'a> ResultBlockParam<'a> {
                 source: block.text("source")?,
                 content: Texts::read(&block.at("content"), block.value("content"))?,
             },
+            "tool_reference" => Self::ToolReference { tool_name: block.text("tool_name")? },
             kind => {
                 let text = format!("of type {:?} is not supported in a tool's result", shortened(kind));
                 return Err(ApiError::invalid(&block.place, text));
@@ -376,6 +382,7 @@ impl<'a> ResultBlockParam<'a> {
             Self::SearchResult { title, source, content } => {
                 [title, source, content.joined().as_str()].join("\n").into()
             }
+            Self::ToolReference { tool_name } => tool_name.into(),
         }
     }
 }
@@ -408,9 +415,14 @@ impl<'a> DocumentSource<'a> {
 }
 
 impl<'a> BlockParam<'a> {
-    fn read(block: &Object<'a>, role: Role, unseen: &mut Unseen) -> Result<Self, ApiError> {
+    fn read(
+        block: &Object<'a>,
+        role: Role,
+        is_behind_result: bool,
+        unseen: &mut Unseen,
+    ) -> Result<Self, ApiError> {
         Ok(match (block.kind()?, role) {
-            ("text", _) => Self::Text { text: block.text("text")? },
+            ("text", _) => Self::Text { text: block.text("text")?.into() },
             ("thinking", Role::Assistant) => Self::Thinking { thinking: block.text("thinking")? },
             ("redacted_thinking", Role::Assistant) => Self::RedactedThinking {},
             ("tool_use", Role::Assistant) => Self::ToolUse {
@@ -428,6 +440,9 @@ impl<'a> BlockParam<'a> {
                     .map(|content| Returned::read(&block.at("content"), content, unseen))
                     .transpose()?,
             },
+            ("image" | "document" | "search_result", Role::User) if is_behind_result => {
+                Self::Text { text: ResultBlockParam::read(block, unseen)?.text() }
+            }
             (kind, _) => {
                 let (kind, role) = (shortened(kind), role.name());
                 let text = format!("of type {kind:?} is not supported in a message of the {role}");
@@ -451,10 +466,13 @@ impl<'a> MessageParam<'a> {
                 return Err(message.wrong("content", "must not be empty"));
             }
             Value::Array(blocks) => {
-                let blocks = objects(&message.at("content"), blocks);
-                Content::Blocks(
-                    blocks.map(|block| BlockParam::read(&block?, role, unseen)).collect::<Result<_, _>>()?,
-                )
+                let mut is_behind_result = false;
+                let blocks = objects(&message.at("content"), blocks).map(|block| {
+                    let read = BlockParam::read(&block?, role, is_behind_result, unseen)?;
+                    is_behind_result |= matches!(read, BlockParam::ToolResult { .. });
+                    Ok(read)
+                });
+                Content::Blocks(blocks.collect::<Result<_, _>>()?)
             }
             _ => return Err(message.wrong("content", "must be a string or a list of blocks")),
         };
@@ -755,6 +773,7 @@ mod tests {
                        "content": [text("D"), text("E")], "citations": {"enabled": true}}),
                 "T\nhttps://example.com\nD\nE",
             ),
+            (json!({"type": "tool_reference", "tool_name": "search"}), "search"),
         ] {
             assert_eq!(returned(json!([block])), (json!(told), String::new()));
         }
@@ -766,6 +785,22 @@ mod tests {
             warned.starts_with("`messages[3].content[0].content[0].source.content[1]` has no effect"),
             "{warned}"
         );
+    }
+
+    /// `Read` of a PDF returns a text, and puts the pages behind it.
+    #[test]
+    fn what_stands_behind_a_result_is_read_as_a_part_of_it() {
+        let result =
+            json!({"type": "tool_result", "tool_use_id": "1", "content": "PDF file read: a.pdf (1KB)"});
+        let pages = json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}});
+        let thanks = json!({"type": "text", "text": "Go on."});
+        let asked = parsed(conversation(user(json!([result, pages, thanks])))).expect("valid");
+        let [.., tool, last] = &asked.chat.messages[..] else { panic!("two messages") };
+        assert_eq!(tool["content"], "PDF file read: a.pdf (1KB)");
+        let seen = "[The tool returned a document here, which cannot be shown to you: you read only text.]";
+        assert_eq!(*last, json!({"role": "user", "content": format!("{seen}\nGo on.")}));
+        let warned = asked.params.warnings.lines().join("; ");
+        assert!(warned.starts_with("`messages[3].content[1]` has no effect here"), "{warned}");
     }
 
     /// Not at the place that it would have once the conversation is brought into another shape.
@@ -785,9 +820,9 @@ mod tests {
             ),
             (
                 user(
-                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}, {"type": "image"}]),
+                    json!([{"type": "image"}, {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]),
                 ),
-                "`messages[3].content[1]` of type \"image\" is not supported in a message of the user",
+                "`messages[3].content[0]` of type \"image\" is not supported in a message of the user",
             ),
             (
                 user(json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "audio"}]}])),
@@ -840,7 +875,7 @@ mod tests {
             );
         }
         let blocks = kinds("ResultBlockParam");
-        assert_eq!(blocks.len(), 4);
+        assert_eq!(blocks.len(), 5);
         for kind in blocks {
             let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [{"type": kind}]});
             let read =
