@@ -1,6 +1,8 @@
 //! Who may ask: API keys (`--api-key`, `--api-key-file`). A layer around the whole router, so that a new route is
 //! guarded unless the table of routes says that it is open.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -29,6 +31,14 @@ impl Auth {
         }
         Ok(Self { keys: Keys::read(args)?, args: args.clone() })
     }
+}
+
+/// The files of secrets that users other than the operator may read, each with its flag, as ssh looks at its keys.
+pub fn readable_by_others(args: &RouterArgs) -> Vec<(&'static str, &Path)> {
+    let files = [("--api-key-file", &args.api_key_file), ("--tls-key", &args.tls_key)];
+    let named = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+    let is_open = |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.mode() & 0o044 != 0);
+    named.filter(|(_, path)| is_open(path)).collect()
 }
 
 /// The keys of this server; none when it is open to all.
@@ -272,6 +282,23 @@ mod tests {
         use clap::{Args, FromArgMatches};
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys");
+    #[test]
+    fn a_file_of_keys_that_others_may_read_is_named() {
+        use clap::{Args, FromArgMatches};
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "one").expect("written");
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let line = ["penstock", "--api-key-file", path.to_str().expect("UTF-8")];
+        let args = RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags");
+        for (mode, is_open) in [(0o600, false), (0o700, false), (0o640, true), (0o604, true), (0o644, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("its owner's");
+            let expected = if is_open { vec![("--api-key-file", &*path)] } else { Vec::new() };
+            assert_eq!(readable_by_others(&args), expected, "{mode:o}");
+        }
+    }
+
         let read = |text: &str| {
             std::fs::write(&path, text).expect("written");
             let command = RouterArgs::augment_args(clap::Command::new("penstock"));

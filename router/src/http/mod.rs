@@ -66,6 +66,12 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     let auth = Arc::new(Auth::of(args)?);
     let hosts: Arc<[AllowedHost]> = args.allowed_hosts.as_slice().into();
     let aliases = platforms::Aliases::of(args);
+    for (flag, path) in auth::readable_by_others(args) {
+        tracing::warn!(
+            "{flag} {}: other users of this machine can read it; chmod 600 keeps it from them",
+            path.display()
+        );
+    }
     let router = handlers::router(args)
         .fallback(unknown)
         .with_state(server)
