@@ -335,6 +335,11 @@ impl FieldNames {
                 ApiError::new(Cause::Template, shortened_to(RAISED, &text).into_owned())
             }
             GenerationFailure::Refused(Refused::Full { retry_after }) => {
+            GenerationFailure::Prompt(PromptError::TooMuchText { limit, most, given }) => {
+                let text = format!("must come to <= {most} bytes of text");
+                let error = ApiError::invalid(self.prompt, text).given(given.to_string());
+                error.overflowing(Overflow::Prompt { most: limit, given: None })
+            }
                 retry(ApiError::new(Cause::Overloaded, "Model is overloaded"), retry_after)
             }
             GenerationFailure::Refused(Refused::Unavailable(why))
@@ -572,6 +577,8 @@ mod tests {
                 both,
                 "This model's maximum context length is 10 tokens",
                 "input length and `max_tokens` exceed context limit: 4 + 7 > 10",
+        let too_much =
+            GenerationFailure::from(PromptError::TooMuchText { limit: 9, most: 4096, given: 5000 });
             ),
             (
                 prompt,
@@ -593,6 +600,11 @@ mod tests {
             let sentence = error.to_string();
             assert!(sentence.starts_with("`messages` "), "{sentence}");
             for (family, lead) in [(Family::OpenAi, openai), (Family::Anthropic, anthropic)] {
+            (
+                too_much,
+                "This model's maximum context length is 9 tokens for the prompt",
+                "prompt is too long: at least 10 tokens > 9 maximum",
+            ),
                 assert_eq!(body(&error, family)["error"]["message"], format!("{lead}. {sentence}"));
             }
             assert_eq!(body(&error, Family::OpenAi)["error"]["code"], "context_length_exceeded");
