@@ -15,7 +15,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::{ApiKey, RouterArgs};
 use crate::http::error::{ApiError, Cause, Family};
-use crate::http::routes;
+use crate::http::{routes, unplaced};
 use crate::limits::{FlagError, PRIORITIES};
 
 /// The API keys of this server, and what is open without one.
@@ -157,7 +157,7 @@ impl Keys {
 }
 
 /// The index of a key among the server's: who asks, as far as anything outside of this file may know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyIndex(pub u32);
 
 /// What follows from a request's key.
@@ -206,6 +206,11 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
     match keys.admit(request.headers()) {
         Admission::Open => {}
         Admission::With(key) => {
+            if let Some(unplaced) = unplaced::of(request.extensions())
+                && let Err(error) = unplaced.belongs_to(key)
+            {
+                return error.response(Family::of(request.uri().path()));
+            }
             request.extensions_mut().insert(key);
             request.extensions_mut().insert(keys.name(key));
             request.extensions_mut().insert(keys.facts(key));
@@ -278,11 +283,6 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_the_file_has_a_name_or_a_number_and_no_two_share_one() {
-        use clap::{Args, FromArgMatches};
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("keys");
-    #[test]
     fn a_file_of_keys_that_others_may_read_is_named() {
         use clap::{Args, FromArgMatches};
         use std::os::unix::fs::PermissionsExt;
@@ -299,6 +299,11 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_key_of_the_file_has_a_name_or_a_number_and_no_two_share_one() {
+        use clap::{Args, FromArgMatches};
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
         let read = |text: &str| {
             std::fs::write(&path, text).expect("written");
             let command = RouterArgs::augment_args(clap::Command::new("penstock"));

@@ -191,6 +191,11 @@ impl ApiError {
         Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unhealthy, reason) }
     }
 
+    /// As for a full server: the client may ask again soon.
+    pub fn overloaded(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Overloaded, reason) }
+    }
+
     /// `allowed` names the methods that the route takes; the framework writes them into the header `Allow`.
     pub fn method_not_allowed(method: &Method, allowed: &str) -> Self {
         let method = shortened(method.as_str());
@@ -330,16 +335,16 @@ impl FieldNames {
                 ApiError::internal()
             }
             GenerationFailure::Prompt(PromptError::TooLong { limit }) => self.too_long(limit, None),
-            GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
-            GenerationFailure::Prompt(PromptError::Template(text)) => {
-                ApiError::new(Cause::Template, shortened_to(RAISED, &text).into_owned())
-            }
-            GenerationFailure::Refused(Refused::Full { retry_after }) => {
             GenerationFailure::Prompt(PromptError::TooMuchText { limit, most, given }) => {
                 let text = format!("must come to <= {most} bytes of text");
                 let error = ApiError::invalid(self.prompt, text).given(given.to_string());
                 error.overflowing(Overflow::Prompt { most: limit, given: None })
             }
+            GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
+            GenerationFailure::Prompt(PromptError::Template(text)) => {
+                ApiError::new(Cause::Template, shortened_to(RAISED, &text).into_owned())
+            }
+            GenerationFailure::Refused(Refused::Full { retry_after }) => {
                 retry(ApiError::new(Cause::Overloaded, "Model is overloaded"), retry_after)
             }
             GenerationFailure::Refused(Refused::Unavailable(why))
@@ -572,13 +577,13 @@ mod tests {
         let prompt = together(12, 7, Part::Prompt { most: 9 });
         let counted = GenerationFailure::from(InvalidRequest::PromptTokens { limit: 9, given: 12 });
         let uncounted = GenerationFailure::from(PromptError::TooLong { limit: 9 });
+        let too_much =
+            GenerationFailure::from(PromptError::TooMuchText { limit: 9, most: 4096, given: 5000 });
         for (failure, openai, anthropic) in [
             (
                 both,
                 "This model's maximum context length is 10 tokens",
                 "input length and `max_tokens` exceed context limit: 4 + 7 > 10",
-        let too_much =
-            GenerationFailure::from(PromptError::TooMuchText { limit: 9, most: 4096, given: 5000 });
             ),
             (
                 prompt,
@@ -595,16 +600,16 @@ mod tests {
                 "This model's maximum context length is 9 tokens for the prompt",
                 "prompt is too long: at least 10 tokens > 9 maximum",
             ),
-        ] {
-            let error = FieldNames::MESSAGES.error(failure.clone());
-            let sentence = error.to_string();
-            assert!(sentence.starts_with("`messages` "), "{sentence}");
-            for (family, lead) in [(Family::OpenAi, openai), (Family::Anthropic, anthropic)] {
             (
                 too_much,
                 "This model's maximum context length is 9 tokens for the prompt",
                 "prompt is too long: at least 10 tokens > 9 maximum",
             ),
+        ] {
+            let error = FieldNames::MESSAGES.error(failure.clone());
+            let sentence = error.to_string();
+            assert!(sentence.starts_with("`messages` "), "{sentence}");
+            for (family, lead) in [(Family::OpenAi, openai), (Family::Anthropic, anthropic)] {
                 assert_eq!(body(&error, family)["error"]["message"], format!("{lead}. {sentence}"));
             }
             assert_eq!(body(&error, Family::OpenAi)["error"]["code"], "context_length_exceeded");
