@@ -101,6 +101,13 @@ class Connection:
         self.socket.sendall(sent)
         return stream
 
+    def get(self, path: str) -> int:
+        stream, self._next = self._next, self._next + 2
+        fields = {":method": "GET", ":scheme": "http", ":path": path, ":authority": "test"}
+        block = b"".join(literal(name, value) for name, value in fields.items())
+        self.socket.sendall(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
+        return stream
+
     def open_window(self, stream: int, size: int) -> None:
         """Lets so many bytes more come, of one stream or (0) of all together."""
         self.socket.sendall(frame(WINDOW_UPDATE, 0, stream, struct.pack("!I", size)))

@@ -292,3 +292,16 @@ class Launched:
             except ProcessLookupError:
                 pass
         self.process.wait(STOP_DEADLINE)
+
+
+def memory(launched: Launched, name: str = "VmRSS") -> int:
+    """Of the router's process, in bytes; `VmHWM` is the most since `forget_the_peak`."""
+    with open(f"/proc/{launched.process.pid}/status") as status:
+        line = next(line for line in status if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def forget_the_peak(launched: Launched) -> int:
+    with open(f"/proc/{launched.process.pid}/clear_refs", "w") as clear:
+        clear.write("5")
+    return memory(launched)

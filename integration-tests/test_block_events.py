@@ -4,6 +4,7 @@ computes, on every server. Names are the router's, so the workers compute nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -116,6 +117,44 @@ def test_a_reader_needs_a_key_and_is_told_what_is_known_and_then_what_changes(la
         # It ends with the server, and does not keep it.
         launched.stop()
         assert list(events) == []
+
+
+def test_readers_are_few_and_no_key_has_them_all(launch_null: Launch) -> None:
+    """Each may have the scheduler walk over all that is cached."""
+    launched = launch_null("--block-events", *KEYS).wait_ready()
+
+    def read(key: str) -> wire.Events:
+        return stack.enter_context(wire.Events(launched.address, "/block_events", headers=bearer(key)))
+
+    with contextlib.ExitStack() as stack:
+        assert [read(KEY).status for _ in range(14)] == [200] * 14
+        refused = read(KEY)
+        assert refused.status == 429 and int(refused.headers["retry-after"]) >= 1
+        assert "16 readers" in refused.read().json()["error"]
+        assert [read(OTHER).status for _ in range(2)] == [200] * 2
+        assert read(OTHER).status == 429
+    with contextlib.ExitStack() as stack:
+        wait_for(lambda: read(KEY).status == 200, "a reader's share to be free")
+
+
+def test_much_that_is_cached_is_told_in_several_events(launch_null: Launch) -> None:
+    launched = launch_null("--block-events").wait_ready()
+    for number in range(6):
+        body = {"prompt": f"{number} {PROMPT * 18}", "max_tokens": 1}
+        assert wire.post(launched.address, "/v1/completions", body).status == 200
+    cached = wire.get(launched.address, "/info").json()["kv_blocks_cached"]
+    assert cached > 2 * 128
+    kinds, told = [], set[str]()
+    with wire.Events(launched.address, "/block_events") as stream:
+        events = iter(stream)
+        while len(told) < cached:
+            event = json.loads(next(events))
+            kinds.append(event["type"])
+            assert 0 < len(event["changes"]) <= 128
+            for change in event["changes"]:
+                assert change["stored"]["after"] in {None, *told}
+                told.add(change["stored"]["block"])
+    assert kinds[0] == "known" and set(kinds[1:]) == {"changed"}, kinds
 
 
 def test_names_are_the_same_on_two_servers_and_after_a_restart(launch_null: Launch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import Launched
+from launched import Launched, forget_the_peak, memory
 from probe import Probe
 from processes import wait_for
 from prompts import user
@@ -28,19 +28,6 @@ MB = 1 << 20
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     with Launched(tmp_path_factory.mktemp("attacked"), "--kserve", null_worker=True) as launched:
         yield launched.wait_ready()
-
-
-def memory(launched: Launched, name: str = "VmRSS") -> int:
-    """Of the router's process, in bytes; `VmHWM` is the most since `forget_the_peak`."""
-    with open(f"/proc/{launched.process.pid}/status") as status:
-        line = next(line for line in status if line.startswith(name))
-    return int(line.split()[1]) * 1024
-
-
-def forget_the_peak(launched: Launched) -> int:
-    with open(f"/proc/{launched.process.pid}/clear_refs", "w") as clear:
-        clear.write("5")
-    return memory(launched)
 
 
 LONG = "x" * BODY

@@ -1,8 +1,8 @@
 """Class: resource exhaustion by slow or many clients.
 
-Tried: answers that are asked for and never taken, over both versions of HTTP; half heads from one address and from
-many; connections that are all at work; all file descriptors held while a worker is killed. `test_connections.py` has
-single connections that misbehave.
+Tried: answers that are asked for and never taken, over both versions of HTTP; bodies that never end; half heads from one
+address and from many; connections that are all at work; all file descriptors held while a worker is killed.
+`test_connections.py` has single connections that misbehave.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ import pytest
 import http2
 import wire
 from conftest import Launch
-from launched import Launched
+from launched import Launched, forget_the_peak, memory
+from probe import Probe
 from processes import wait_for
+
+MB = 1 << 20
 
 # Many choices with many alternatives: more than the system's buffers of a socket hold.
 LARGE = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 16, "logprobs": 20}
@@ -190,6 +193,80 @@ def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch
         assert launched.wait_ended(95) == 0
     assert time.monotonic() - began < 70, "less than --shutdown-timeout, on a busy machine"
     assert "did not finish in time" not in launched.log()
+
+
+# Requests that have no place.
+
+
+def test_bodies_that_never_end_take_bounded_memory_and_leave_others_room(launch_null: Launch) -> None:
+    """256 bodies of one address that lack their ends: 490 MB, and as much more for each further 256."""
+    launched = launch_null().wait_ready()
+    before = forget_the_peak(launched)
+    part = wire.raw_post("/generate", b" " * 1_900_000, length=2_000_000)
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(256):
+            held.append(stack.enter_context(connect(launched, "127.0.0.2")))
+            with contextlib.suppress(ConnectionError):
+                held[-1].sendall(part)
+        wait_for(lambda: sum(map(is_refused, held)) >= 100, "those beyond the limit to be refused", 60)
+        grown = memory(launched, "VmHWM") - before
+        print(f"256 bodies without an end: {grown / MB:.0f} MB at the peak")
+        assert grown < 300 * MB
+        refused = next(connection for connection in held if is_refused(connection))
+        assert first_line(refused).split()[1] == b"429"
+        for inputs in ("x", "x " * 20_000):
+            body = {"inputs": inputs, "parameters": {"max_new_tokens": 2, "truncate": 10}}
+            reply = wire.post(launched.address, "/generate", body)
+            assert reply.status == 200, reply
+        assert status_from(launched, "/health", "127.0.0.2") == 200
+
+    def has_room() -> bool:
+        with connect(launched, "127.0.0.2") as connection:
+            connection.sendall(wire.raw_post("/generate", {"inputs": "x " * 20_000}))
+            return first_line(connection).split()[1] == b"422"
+
+    wait_for(has_room, "room for a long body of the same address")
+
+
+def test_answers_that_need_no_key_and_are_not_taken_hold_little(launch_null: Launch) -> None:
+    """2,048 of them, each held whole: hundreds of megabytes, made one after the other on the threads that write tokens."""
+    launched = launch_null("--api-key", "secret").wait_ready()
+    sizes = {
+        path: len(wire.get(launched.address, path).body) for path in ("/metrics", "/api-doc/openapi.json")
+    }
+    before = forget_the_peak(launched)
+    with contextlib.ExitStack() as stack, Probe(launched.address) as probe:
+        for path in list(sizes) * 4:
+            client = stack.enter_context(http2.Connection(launched.address, window=0))
+            for _ in range(256):
+                client.get(path)
+            statuses: list[int] = []
+            while len(statuses) < 256:
+                if (one := client.read()).kind == http2.HEADERS:
+                    statuses.append(one.status)
+            assert set(statuses) == {200}
+        grown = memory(launched, "VmHWM") - before
+        print(f"2,048 answers of {sizes} bytes that nobody takes: {grown / MB:.0f} MB")
+        assert grown < 100 * MB
+    print(f"/livez meanwhile: {probe.slowest:.2f} s at most")
+    assert probe.slowest < 1.5
+
+
+def test_a_thousand_streams_of_one_client_are_served(launch_null: Launch) -> None:
+    """What is bounded for the sake of others is no limit to a client with this many places."""
+    launched = launch_null("--max-concurrent-requests", "1100").wait_ready()
+    body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": True}
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(http2.Connection(launched.address)) for _ in range(4)]
+        streams = [(client, {client.post("/v1/completions", body) for _ in range(250)}) for client in clients]
+        for client, left in streams:
+            while left:
+                one = client.read()
+                assert one.kind != http2.HEADERS or one.status == 200
+                if one.kind == http2.DATA and one.payload:
+                    client.open_window(0, len(one.payload))
+                left -= {stream for stream in left if one.is_last_of(stream)}
 
 
 # Connections without end.

@@ -23,7 +23,7 @@ import pytest
 import wire
 from checkpoints import SHIPPED, random_llama
 from conftest import Launch
-from launched import BINARY, Launched
+from launched import BINARY, Launched, forget_the_peak, memory
 
 CHATS = "/v1/chat/completions"
 MEGABYTE = 1 << 20
@@ -261,6 +261,42 @@ def test_a_tokenizer_bomb_is_refused_before_it_is_built(
     )
     assert asked.returncode == 1
     assert any(f"its {part}" in problem for problem in json.loads(asked.stdout)["problems"])
+
+
+def test_a_template_that_indents_makes_no_text_that_takes_a_gigabyte(
+    tmp_path: Path, launch_null: Launch
+) -> None:
+    """Tried: tools of 48 KB, lists in lists, with a template that indents them (Llama 3.1's, Granite's, GLM's) and a tokenizer that
+    has a token of many spaces: 11 MB of text within 262,144 tokens.
+
+    Before: it was tokenized whole, which takes some 50 bytes for each of the text.
+    """
+    model = random_llama(tmp_path / "model", hidden=64, layers=1)
+    spaces = {"id": 4096, "content": " " * 64, "normalized": False, "special": False}
+    spaces |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    added = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
+    tokenizer_with(model, added_tokens=[*added, spaces])
+    (model / "chat_template.jinja").write_text("{{ tools | tojson(indent=4) }}")
+    server = launch_null("--model-id", str(model)).wait_ready()
+
+    def asked(numbers: int) -> wire.Reply:
+        # Each number is in 112 lists and objects, so behind seven times 64 spaces.
+        nested = "[" * 108 + ",".join("1" * numbers) + "]" * 108
+        function = f'{{"name": "f", "parameters": {{"x": {nested}}}}}'
+        tools = f'[{{"type": "function", "function": {function}}}]'
+        messages = '[{"role": "user", "content": "x"}]'
+        return wire.post(server.address, "/chat_tokenize", f'{{"messages": {messages}, "tools": {tools}}}')
+
+    few = asked(100)
+    assert few.status == 200, few.text
+    told = few.json()
+    assert len(told["templated_text"]) > 40_000 and len(told["tokenize_response"]) < 4_000
+    before = forget_the_peak(server)
+    refused = asked(24_000)
+    grown = memory(server, "VmHWM") - before
+    print(f"11 MB of text from 48 KB of tools: {refused.status}, {grown / MEGABYTE:.0f} MB at the peak")
+    assert refused.status == 422 and f"{4 << 20} bytes of text" in refused.text, refused.text[:500]
+    assert grown < 250 * MEGABYTE
 
 
 def test_a_broken_template_is_found_by_the_doctor_and_a_missing_one_is_told(

@@ -50,7 +50,8 @@ pub struct RouterArgs {
     /// A path at which /health is served as well; Vertex AI sets the variable
     #[arg(long, env = "AIP_HEALTH_ROUTE", value_parser = parse_route)]
     pub vertex_health_route: Option<String>,
-    /// A key that clients have to send as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be given several times
+    /// A key that clients have to send as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be given several times.
+    /// Other users of the machine see it in the list of processes, but not the variable or --api-key-file
     #[arg(long, env, hide_env_values = true, help_heading = "Access")]
     pub api_key: Vec<ApiKey>,
     /// A file of such keys, one on a line

@@ -309,6 +309,7 @@ async fn load(
     let cache_namespace = cache_namespace(config, model_sha.as_deref());
     server.load(Loaded {
         chats,
+        openapi: Default::default(),
         model_sha,
         serving: Serving {
             prompt,

@@ -193,7 +193,7 @@ impl Limits {
 }
 
 /// Tokens that `/tokenize` and `/chat_tokenize` tell, unless a request may have more: while a text is tokenized
-/// each takes some 150 bytes.
+/// each takes some 150 bytes, beside those that its text takes (`penstock_core::prompt`).
 const TOLD: u32 = 1 << 18;
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Who may ask: API keys (`--api-key`, `--api-key-file`). A layer around the whole router, so that a new route is
 //! guarded unless the table of routes says that it is open.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -13,7 +15,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::{ApiKey, RouterArgs};
 use crate::http::error::{ApiError, Cause, Family};
-use crate::http::routes;
+use crate::http::{routes, unplaced};
 use crate::limits::{FlagError, PRIORITIES};
 
 /// The API keys of this server, and what is open without one.
@@ -29,6 +31,14 @@ impl Auth {
         }
         Ok(Self { keys: Keys::read(args)?, args: args.clone() })
     }
+}
+
+/// The files of secrets that users other than the operator may read, each with its flag, as ssh looks at its keys.
+pub fn readable_by_others(args: &RouterArgs) -> Vec<(&'static str, &Path)> {
+    let files = [("--api-key-file", &args.api_key_file), ("--tls-key", &args.tls_key)];
+    let named = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+    let is_open = |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.mode() & 0o044 != 0);
+    named.filter(|(_, path)| is_open(path)).collect()
 }
 
 /// The keys of this server; none when it is open to all.
@@ -147,7 +157,7 @@ impl Keys {
 }
 
 /// The index of a key among the server's: who asks, as far as anything outside of this file may know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyIndex(pub u32);
 
 /// What follows from a request's key.
@@ -196,6 +206,11 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
     match keys.admit(request.headers()) {
         Admission::Open => {}
         Admission::With(key) => {
+            if let Some(unplaced) = unplaced::of(request.extensions())
+                && let Err(error) = unplaced.belongs_to(key)
+            {
+                return error.response(Family::of(request.uri().path()));
+            }
             request.extensions_mut().insert(key);
             request.extensions_mut().insert(keys.name(key));
             request.extensions_mut().insert(keys.facts(key));
@@ -265,6 +280,23 @@ mod tests {
     #[test]
     fn without_keys_everybody_may_ask() {
         assert_eq!(keys(&[]).admit(&sent(&[])), Admission::Open);
+    }
+
+    #[test]
+    fn a_file_of_keys_that_others_may_read_is_named() {
+        use clap::{Args, FromArgMatches};
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "one").expect("written");
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let line = ["penstock", "--api-key-file", path.to_str().expect("UTF-8")];
+        let args = RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags");
+        for (mode, is_open) in [(0o600, false), (0o700, false), (0o640, true), (0o604, true), (0o644, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("its owner's");
+            let expected = if is_open { vec![("--api-key-file", &*path)] } else { Vec::new() };
+            assert_eq!(readable_by_others(&args), expected, "{mode:o}");
+        }
     }
 
     #[test]

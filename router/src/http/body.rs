@@ -1,12 +1,12 @@
-//! Reads a request's body: JSON only, no larger than `--payload-limit`, and not for ever; and its members, where
-//! they keep nobody waiting.
+//! Reads a request's body: JSON only, no larger than `--payload-limit`, not for ever, and within what requests without a place may
+//! hold (`unplaced`); and its members, where they keep nobody waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, header};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use penstock_core::blocking::SHORT;
 use tokio::time::{Instant, timeout_at};
@@ -16,6 +16,7 @@ use crate::config::RouterArgs;
 use crate::http::error::{ApiError, Cause};
 use crate::http::fields::Fields;
 use crate::http::state::Server;
+use crate::http::unplaced::{self, Unplaced};
 
 /// The longest pause within a body.
 const IDLE: Duration = Duration::from_secs(30);
@@ -42,8 +43,7 @@ pub async fn read(request: Request<Body>, limits: BodyLimits) -> Result<Bytes, A
         return Err(too_large(limit));
     }
     let deadline = Instant::now() + time;
-    let mut first: Option<Bytes> = None;
-    let mut rest = BytesMut::new();
+    let mut collected = Collected::new(announced, limit, unplaced::of(&head.extensions));
     loop {
         let frame = match timeout_at(deadline.min(Instant::now() + IDLE), body.frame()).await {
             Ok(frame) => frame,
@@ -60,23 +60,61 @@ pub async fn read(request: Request<Body>, limits: BodyLimits) -> Result<Bytes, A
                 Err(_) => continue,
             },
         };
-        let held = first.as_ref().map_or(rest.len(), Bytes::len);
-        if held + data.len() > limit {
-            return Err(too_large(limit));
-        }
-        // Most bodies are one frame, which is passed on as it is.
-        match first.take() {
-            None if rest.is_empty() => first = Some(data),
-            Some(start) => {
-                let expected = announced.unwrap_or(0).min(limit as u64) as usize;
-                rest.reserve(expected.max(start.len() + data.len()));
-                rest.extend_from_slice(&start);
-                rest.extend_from_slice(&data);
-            }
-            None => rest.extend_from_slice(&data),
-        }
+        collected.add(data)?;
     }
-    Ok(first.unwrap_or_else(|| rest.freeze()))
+    Ok(collected.into_bytes())
+}
+
+/// What came of a body so far.
+struct Collected<'a> {
+    /// Most bodies are one frame, which is passed on as it is.
+    first: Option<Bytes>,
+    all: Vec<u8>,
+    /// The longest that it may become.
+    most: usize,
+    limit: usize,
+    unplaced: Option<&'a Unplaced>,
+}
+
+impl<'a> Collected<'a> {
+    fn new(announced: Option<u64>, limit: usize, unplaced: Option<&'a Unplaced>) -> Self {
+        let most = announced.map_or(limit, |length| usize::try_from(length).unwrap_or(limit).min(limit));
+        Self { first: None, all: Vec::new(), most, limit, unplaced }
+    }
+
+    fn add(&mut self, data: Bytes) -> Result<(), ApiError> {
+        let held = self.first.as_ref().map_or(self.all.len(), Bytes::len);
+        if held + data.len() > self.limit {
+            return Err(too_large(self.limit));
+        }
+        if held == 0 {
+            self.take(data.len())?;
+            self.first = Some(data);
+            return Ok(());
+        }
+        let first = self.first.take();
+        let (capacity, needed) = (self.all.capacity(), held + data.len());
+        if needed > capacity {
+            let larger = (2 * capacity).min(self.most).max(needed);
+            // What the first frame took counts on.
+            let taken = first.as_ref().map_or(capacity, Bytes::len);
+            self.take(larger - taken)?;
+            self.all.reserve_exact(larger - self.all.len());
+        }
+        if let Some(first) = first {
+            self.all.extend_from_slice(&first);
+        }
+        self.all.extend_from_slice(&data);
+        Ok(())
+    }
+
+    fn take(&self, bytes: usize) -> Result<(), ApiError> {
+        self.unplaced.map_or(Ok(()), |unplaced| unplaced.grow(bytes))
+    }
+
+    fn into_bytes(self) -> Bytes {
+        self.first.unwrap_or_else(|| self.all.into())
+    }
 }
 
 /// Reads the members of a body with `read`: those of a short one at once, those of a long one on a blocking
@@ -156,6 +194,8 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::connection::ClientAddress;
+    use crate::http::shares::Shares;
 
     fn within(bytes: usize) -> BodyLimits {
         BodyLimits { bytes, time: Duration::from_secs(100) }
@@ -198,6 +238,37 @@ mod tests {
             read(request("application/json", chunks(&["12345"])), within(5)).await.as_deref(),
             Ok(b"12345".as_slice())
         );
+    }
+
+    /// A request as `connection` hands it on, whose body comes in so many parts of 10 KB.
+    fn unplaced(memory: &Arc<Shares>, parts: usize) -> (Request<Body>, Unplaced) {
+        let part = || Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 10_000]));
+        let parts = futures::stream::iter(std::iter::repeat_with(part).take(parts));
+        let mut request = request("application/json", Body::from_stream(parts));
+        let client = ClientAddress([192, 0, 2, 1].into());
+        let unplaced = Unplaced::begin(memory, client, &HeaderMap::new()).expect("room for a request");
+        request.extensions_mut().insert(unplaced.clone());
+        (request, unplaced)
+    }
+
+    #[tokio::test]
+    async fn bodies_hold_memory_together_until_their_requests_have_places() {
+        let memory = Shares::new(1_000_000);
+        let limits = within(2_000_000);
+        let (request, one) = unplaced(&memory, 30);
+        assert_eq!(read(request, limits).await.expect("room").len(), 300_000);
+        let (request, other) = unplaced(&memory, 60);
+        let error = read(request, limits).await.expect_err("more than there is for a client");
+        assert_eq!(error.cause, Cause::Overloaded);
+        one.has_place();
+        drop(other);
+        let (request, third) = unplaced(&memory, 30);
+        assert_eq!(read(request, limits).await.expect("room again").len(), 300_000);
+        drop((one, third));
+        // What was announced is not reserved before it comes, and no more than that is.
+        let (mut request, _last) = unplaced(&memory, 80);
+        request.headers_mut().insert(header::CONTENT_LENGTH, 800_000.into());
+        assert_eq!(read(request, limits).await.expect("all that there is for a client").len(), 800_000);
     }
 
     #[tokio::test]

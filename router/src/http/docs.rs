@@ -2,9 +2,11 @@
 //! tables of routes and of request fields, with the flags that set a limit in place of their values.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
+use bytes::Bytes;
 
 use crate::http::page;
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
@@ -15,8 +17,11 @@ use crate::limits::PRIORITIES;
 /// What the dialects of other servers have and this one has not, written by hand.
 const DIALECTS: &str = include_str!("dialects.md");
 
+/// Made once, and shared by all answers: those that nobody takes hold no copy.
+static PAGE: LazyLock<Bytes> = LazyLock::new(|| html(&markdown()).into());
+
 pub async fn page() -> Response<Body> {
-    let mut response = Response::new(Body::from(html(&markdown())));
+    let mut response = Response::new(Body::from(PAGE.clone()));
     let kind = HeaderValue::from_static("text/html; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response.headers_mut().extend(page::protection());

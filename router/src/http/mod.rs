@@ -28,12 +28,14 @@ mod response;
 mod routes;
 mod sampling;
 mod schemas;
+mod shares;
 mod shortened;
 mod sse;
 pub mod state;
 mod text_request;
 mod tgi;
 mod tokenize;
+mod unplaced;
 mod unread_body;
 mod warnings;
 
@@ -64,6 +66,12 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     let args = &server.config.args;
     let cors = cors(&args.cors_allow_origin)?;
     let auth = Arc::new(Auth::of(args)?);
+    for (flag, path) in auth::readable_by_others(args) {
+        tracing::warn!(
+            "{flag} {}: other users of this machine can read it; chmod 600 keeps it from them",
+            path.display()
+        );
+    }
     let hosts: Arc<[AllowedHost]> = args.allowed_hosts.as_slice().into();
     let aliases = platforms::Aliases::of(args);
     let router = handlers::router(args)

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::Response;
+use axum::http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
 
 use crate::config::RouterArgs;
 use crate::http::auth::X_API_KEY;
 use crate::http::error::{Cause, Entry, Family};
 use crate::http::request_fields::{self, Field, Kind, Low, Most};
-use crate::http::response::json;
 use crate::http::routes::{Answer, Docs, ROUTES, RequestSchema, Route, Verb};
 use crate::http::schemas::{self, reference};
 use crate::http::state::Server;
@@ -84,12 +83,15 @@ impl RequestSchema {
     }
 }
 
-/// The OpenAPI document, with the limits of this server.
+/// The OpenAPI document, with the limits of this server. Made once, and shared by all answers.
 pub async fn document(State(server): State<Arc<Server>>) -> Response<Body> {
     match server.loaded() {
         Ok(loaded) => {
-            let args = &server.config.args;
-            json(&of_server(&loaded.limits, args))
+            let text = || of_server(&loaded.limits, &server.config.args).to_string().into();
+            let kind = HeaderValue::from_static("application/json");
+            let mut response = Response::new(Body::from(loaded.openapi.get_or_init(text).clone()));
+            response.headers_mut().insert(header::CONTENT_TYPE, kind);
+            response
         }
         Err(error) => error.response(Family::Tgi),
     }

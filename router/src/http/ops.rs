@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Response, header};
 use penstock_core::scheduler::Taken;
 use penstock_proto::{CacheGroup, CacheKind};
@@ -14,6 +14,7 @@ use crate::http::error::{ApiError, Cause, Family};
 use crate::http::response::json;
 use crate::http::shortened::shortened;
 use crate::http::state::Server;
+use crate::http::unplaced;
 use crate::telemetry;
 
 /// Whether new requests are served now.
@@ -29,8 +30,14 @@ pub async fn alive() -> Response<Body> {
     Response::default()
 }
 
-pub async fn metrics() -> Response<Body> {
-    let mut response = Response::new(Body::from(telemetry::metrics::render()));
+pub async fn metrics(request: Request) -> Response<Body> {
+    let text = telemetry::metrics::render().await;
+    if let Some(unplaced) = unplaced::of(request.extensions())
+        && let Err(error) = unplaced.grow(text.len())
+    {
+        return error.response(Family::Tgi);
+    }
+    let mut response = Response::new(Body::from(text));
     let kind = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response

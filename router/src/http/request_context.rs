@@ -28,6 +28,7 @@ use crate::http::json::whole_number;
 use crate::http::request_fields::{self, Kind};
 use crate::http::shortened::shortened;
 use crate::http::state::{Loaded, Server};
+use crate::http::unplaced::{self, Unplaced};
 use crate::http::warnings::Warnings;
 use crate::telemetry::metrics::{self, Ended, Outcome, Times};
 use crate::telemetry::traces::RequestSpan;
@@ -45,6 +46,8 @@ pub struct RequestContext {
     /// What was started for it.
     started: Mutex<Started>,
     span: Option<RequestSpan>,
+    /// Until it has a place.
+    unplaced: Option<Unplaced>,
     hold: Arc<Hold>,
 }
 
@@ -164,6 +167,7 @@ impl RequestContext {
             }),
             started: Mutex::default(),
             span,
+            unplaced: unplaced::of(request.extensions()).cloned(),
             hold: Arc::new(Hold { permits: Mutex::default(), _in_flight: server.in_flight.token() }),
             server,
         }
@@ -237,7 +241,11 @@ impl RequestContext {
 
     fn reserve(&self, request: &GenerationRequest, names: &FieldNames) -> Result<Arc<Permit>, ApiError> {
         let permit = self.loaded()?.serving.reserve(&self.caller, request.user.as_deref());
-        permit.map_err(|failure| names.error(failure))
+        let permit = permit.map_err(|failure| names.error(failure))?;
+        if let Some(unplaced) = &self.unplaced {
+            unplaced.has_place();
+        }
+        Ok(permit)
     }
 
     /// `index`: of the prompt that the request is the first answer to.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use axum::http::HeaderValue;
+use bytes::Bytes;
 use penstock_core::blocking::BlockingPool;
 use penstock_core::generation::Serving;
 use penstock_core::health::HealthReceiver;
@@ -10,8 +11,10 @@ use penstock_proto::{CacheGroup, ModelDescription};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::http::block_events::READERS;
 use crate::http::chats::formats::ChatFormats;
 use crate::http::error::ApiError;
+use crate::http::shares::Shares;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
 
@@ -25,6 +28,8 @@ pub struct Server {
     pub tracing: Option<Tracing>,
     /// For the members of long bodies, and for chats.
     pub reading: BlockingPool,
+    /// Those of `/block_events`.
+    pub block_readers: Arc<Shares>,
     loaded: OnceLock<Loaded>,
 }
 
@@ -36,6 +41,8 @@ pub struct Loaded {
     /// How the model writes calls and reasoning.
     pub chats: ChatFormats,
     pub limits: Limits,
+    /// The OpenAPI document, once somebody has asked for it.
+    pub openapi: OnceLock<Bytes>,
     pub model: ModelDescription,
     /// What the model keeps of a sequence, on all workers together.
     pub cache_groups: Vec<CacheGroup>,
@@ -54,7 +61,8 @@ impl Server {
         let tracing = Tracing::start(&config.args)?;
         let reading = BlockingPool::new(config.args.validation_workers);
         let (in_flight, loaded) = (TaskTracker::new(), OnceLock::new());
-        Ok(Arc::new(Self { config, health, in_flight, tracing, reading, loaded }))
+        let block_readers = Shares::new(READERS);
+        Ok(Arc::new(Self { config, health, in_flight, tracing, reading, block_readers, loaded }))
     }
 
     /// The model is there. Only the first call counts.

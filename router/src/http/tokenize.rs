@@ -22,7 +22,7 @@ use crate::http::openai::chat;
 use crate::http::request_context::caller_of;
 use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{body, tgi};
+use crate::http::{body, tgi, unplaced};
 
 /// Bytes of an answer that are written at once.
 const PIECE: usize = 32 << 10;
@@ -66,8 +66,12 @@ pub async fn begin(server: &Server, request: Request, names: &FieldNames) -> Res
     let in_flight = server.in_flight.token();
     server.loaded()?;
     let caller = caller_of(&request, Instant::now());
+    let unplaced = unplaced::of(request.extensions()).cloned();
     let body = body::read(request, body::BodyLimits::of(&server.config.args)).await?;
     let permit = server.loaded()?.serving.reserve(&caller, None).map_err(|failure| names.error(failure))?;
+    if let Some(unplaced) = unplaced {
+        unplaced.has_place();
+    }
     Ok((body, Held { _permit: permit, _in_flight: in_flight }))
 }
 

@@ -1,12 +1,14 @@
 //! The Prometheus metrics: TGI's names and buckets for what exists here, and what TGI lacks. The request
 //! metrics are recorded here, called by `http`; those of tokens, steps and blocks by `penstock-core`.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use bytes::Bytes;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::sync::OnceCell;
 
 use penstock_core::generation::FinishReason;
 use penstock_core::health::{Health, HealthReceiver};
@@ -34,9 +36,36 @@ pub fn install(max_input_tokens: u32, max_total_tokens: u32, max_concurrent_requ
     });
 }
 
-/// The text of /metrics; empty until `install`.
-pub fn render() -> String {
-    RECORDER.get().map(PrometheusHandle::render).unwrap_or_default()
+/// The text of /metrics; empty until `install`. Takes milliseconds, on a thread of its own; one at a time, which all share that
+/// were asked for before it was begun.
+pub async fn render() -> Bytes {
+    static RENDERINGS: LazyLock<Joined> = LazyLock::new(Joined::default);
+    RENDERINGS.next(|| RECORDER.get().map(PrometheusHandle::render).unwrap_or_default().into()).await
+}
+
+/// Work whose result is for all who asked before it began.
+#[derive(Default)]
+struct Joined {
+    /// Work that has not begun.
+    next: Mutex<Option<Arc<OnceCell<Bytes>>>>,
+    /// Held by the one that goes on.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Joined {
+    async fn next(&self, work: impl FnOnce() -> Bytes + Send + 'static) -> Bytes {
+        let next = || self.next.lock().expect("nothing panics while it holds this lock");
+        let own = next().get_or_insert_default().clone();
+        // One of those who wait does it; where its client leaves, another does.
+        let done = own.get_or_init(|| async {
+            let _turn = self.turn.lock().await;
+            // Who comes from now on has to hear of what happens meanwhile.
+            next().take();
+            // The panic hook has logged where it was.
+            tokio::task::spawn_blocking(work).await.unwrap_or_default()
+        });
+        done.await.clone()
+    }
 }
 
 /// Whether anything is recorded yet.
@@ -338,7 +367,45 @@ fn describe() {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::future::join_all;
+
     use super::*;
+
+    #[tokio::test]
+    async fn who_asks_while_one_rendering_goes_on_shares_the_next_one() {
+        let (joined, begun) = (Joined::default(), Arc::new(AtomicUsize::new(0)));
+        let number = || {
+            let begun = begun.clone();
+            move || Bytes::from((begun.fetch_add(1, Ordering::SeqCst) + 1).to_string())
+        };
+        assert_eq!(joined.next(number()).await, "1");
+        assert_eq!(joined.next(number()).await, "2", "of one that comes alone nothing is old");
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let last = number();
+        let first = joined.next(move || {
+            let text = last();
+            let _ = held.recv();
+            text
+        });
+        tokio::pin!(first);
+        while begun.load(Ordering::SeqCst) < 3 {
+            assert!(futures::FutureExt::now_or_never(first.as_mut()).is_none());
+            tokio::task::yield_now().await;
+        }
+        let mut others: Vec<_> = (0..100).map(|_| Box::pin(joined.next(number()))).collect();
+        for other in &mut others {
+            assert!(futures::FutureExt::now_or_never(other.as_mut()).is_none());
+        }
+        drop(hold);
+        // The one that would do it for all leaves.
+        drop(others.remove(0));
+        let (first, others) = tokio::join!(first, join_all(others));
+        assert_eq!(first, "3");
+        assert!(others.iter().all(|text| text == "4"), "{others:?}");
+        assert_eq!(begun.load(Ordering::SeqCst), 4);
+    }
 
     #[test]
     fn a_request_that_ended_fills_tgis_metrics_in_tgis_buckets() {

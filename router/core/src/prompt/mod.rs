@@ -84,6 +84,9 @@ impl Length {
 pub enum PromptError {
     #[error("the prompt has more than {limit} tokens")]
     TooLong { limit: usize },
+    /// More than is tokenized, where `limit` tokens may be. It may have fewer: a token may be many spaces.
+    #[error("the prompt's text has {given} bytes, and may have {most}")]
+    TooMuchText { limit: usize, most: usize, given: usize },
     #[error(transparent)]
     Chat(#[from] InvalidChat),
     /// The model has no usable chat template, or it refused these messages, in these words.
@@ -164,6 +167,7 @@ impl Prompt {
         add_special_tokens: bool,
         most: usize,
     ) -> Result<Tokenized, PromptError> {
+        refuse_text(most, &text)?;
         let vocabulary = self.vocabulary.clone();
         let listed = self.listing.run(text.len(), move |_| {
             refuse_above(most, &vocabulary, &text)?;
@@ -225,6 +229,10 @@ impl Prompt {
         add_special_tokens: bool,
         length: Length,
     ) -> Result<Vec<TokenId>, PromptError> {
+        if let Length::Within(most) = length {
+            // Here and not on the thread, so that the text is let go of and waits for none.
+            refuse_text(most as usize, &text)?;
+        }
         let vocabulary = self.vocabulary.clone();
         self.work(text.len(), move |_| {
             let text = match length {
@@ -235,7 +243,10 @@ impl Prompt {
                     text.as_str()
                 }
                 Length::Last(most) => {
-                    slices::tail(vocabulary.tokenizer(), most as usize, &text).map_err(no_tokens)?
+                    let most = most as usize;
+                    let tail = slices::tail(vocabulary.tokenizer(), most, &text).map_err(no_tokens)?;
+                    refuse_text(most, tail)?;
+                    tail
                 }
             };
             let encoding = vocabulary.tokenizer().encode_fast(text, add_special_tokens).map_err(no_tokens)?;
@@ -262,6 +273,19 @@ impl From<ChatError> for PromptError {
             ChatError::Template(text) => Self::Template(text),
         }
     }
+}
+
+/// Bytes of a text that are tokenized whole, where few tokens are allowed: the tokenizer takes some 50 bytes of memory for each,
+/// and a chat template can make megabytes of a short body.
+const TEXT: usize = 4 << 20;
+
+/// Bytes of a token that are allowed for where many tokens are. Of plain text it has four or five.
+const LONG_TOKENS: usize = 16;
+
+/// A text that is too much to be tokenized, whatever tokens it has.
+fn refuse_text(limit: usize, text: &str) -> Result<(), PromptError> {
+    let most = TEXT.max(limit.saturating_mul(LONG_TOKENS));
+    if text.len() <= most { Ok(()) } else { Err(PromptError::TooMuchText { limit, most, given: text.len() }) }
 }
 
 /// As soon as it is known that a text has more than so many tokens; not every such text is.
@@ -364,6 +388,23 @@ mod tests {
         assert!(prompt.encode(text(), Length::Within(100)).await.is_ok());
         let words = Input::Text("hello ".repeat(SHORT));
         assert_eq!(prompt.encode(words, Length::Within(100)).await.unwrap_err(), error);
+    }
+
+    /// A word that the vocabulary lacks is one token, however long it is.
+    #[tokio::test]
+    async fn a_text_of_few_tokens_has_a_length_in_bytes() {
+        let prompt = prompt(samples::wordpiece(), 1);
+        let text = |bytes: usize| "x".repeat(bytes);
+        let too_much = |limit| PromptError::TooMuchText { limit, most: TEXT, given: TEXT + 1 };
+        for length in [Length::Within(100), Length::Last(100)] {
+            let rendered = |bytes| Input::Rendered(text(bytes));
+            assert_eq!(prompt.encode(rendered(TEXT), length).await.map(|tokens| tokens.len()), Ok(1));
+            assert_eq!(prompt.encode(rendered(TEXT + 1), length).await, Err(too_much(100)));
+        }
+        assert_eq!(prompt.tokenize(text(TEXT + 1), true, 200).await, Err(too_much(200)));
+        // Where more tokens are allowed, so is more text.
+        let more = prompt.encode(Input::Text(text(TEXT + 1)), Length::Within(TEXT as u32 / 16 + 1));
+        assert!(more.await.is_ok());
     }
 
     #[tokio::test]

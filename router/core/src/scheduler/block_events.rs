@@ -37,6 +37,8 @@ pub enum BlockEvent {
 #[derive(Default)]
 pub(super) struct Readers {
     readers: Vec<Reader>,
+    /// What is known, once somebody was told it and until it changes: a walk over the whole cache, which all share.
+    known: Option<Arc<[BlockChange]>>,
 }
 
 struct Reader {
@@ -51,19 +53,24 @@ pub(super) fn channel() -> (mpsc::Sender<BlockEvent>, mpsc::Receiver<BlockEvent>
 }
 
 impl Readers {
-    /// One more, which is told what is known.
-    pub fn add(&mut self, events: mpsc::Sender<BlockEvent>, known: Vec<BlockChange>) {
-        if events.try_send(BlockEvent::Known(known.into())).is_ok() {
+    /// One more, which is told what is known. Everything that changed before has been told.
+    pub fn add(&mut self, events: mpsc::Sender<BlockEvent>, known: impl FnOnce() -> Vec<BlockChange>) {
+        let known = self.known.get_or_insert_with(|| known().into());
+        if events.try_send(BlockEvent::Known(known.clone())).is_ok() {
             self.readers.push(Reader { events, is_lost: false });
         }
     }
 
     /// Tells what changed, if anything did. `known` is asked for those who missed something before.
     pub fn tell(&mut self, changed: Vec<BlockChange>, known: impl Fn() -> Vec<BlockChange>) {
+        if !changed.is_empty() {
+            self.known = None;
+        }
         if self.readers.is_empty() {
             return;
         }
         let changed: Arc<[BlockChange]> = changed.into();
+        let all = &mut self.known;
         self.readers.retain_mut(|reader| {
             if reader.is_lost {
                 // Half of the room, so that it does not fall behind again at once.
@@ -72,7 +79,8 @@ impl Readers {
                 }
                 reader.is_lost = false;
                 let _ = reader.events.try_send(BlockEvent::Lost);
-                let _ = reader.events.try_send(BlockEvent::Known(known().into()));
+                let all = all.get_or_insert_with(|| known().into());
+                let _ = reader.events.try_send(BlockEvent::Known(all.clone()));
             } else if !changed.is_empty() {
                 reader.is_lost = reader.events.try_send(BlockEvent::Changed(changed.clone())).is_err();
             }
@@ -93,7 +101,7 @@ mod tests {
     fn a_reader_that_is_too_slow_is_told_so_and_gets_all_again() {
         let mut readers = Readers::default();
         let (sender, mut events) = channel();
-        readers.add(sender, vec![evicted(); 3]);
+        readers.add(sender, || vec![evicted(); 3]);
         for _ in 0..BEHIND + 50 {
             readers.tell(vec![evicted()], Vec::new);
         }
@@ -111,10 +119,37 @@ mod tests {
     }
 
     #[test]
+    fn readers_that_come_between_two_changes_share_what_is_known() {
+        let mut readers = Readers::default();
+        let walks = std::cell::Cell::new(0);
+        let known = || {
+            walks.set(walks.get() + 1);
+            vec![evicted(); walks.get()]
+        };
+        let come = |readers: &mut Readers| {
+            let (sender, mut events) = channel();
+            readers.add(sender, known);
+            match events.try_recv() {
+                Ok(BlockEvent::Known(all)) => all.len(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for _ in 0..1000 {
+            assert_eq!(come(&mut readers), 1);
+            readers.tell(Vec::new(), Vec::new);
+        }
+        // Nobody reads any more, and what changes is not forgotten.
+        assert!(readers.readers.is_empty());
+        readers.tell(vec![evicted()], Vec::new);
+        assert_eq!((come(&mut readers), come(&mut readers)), (2, 2));
+        assert_eq!(walks.get(), 2);
+    }
+
+    #[test]
     fn a_reader_that_left_costs_nothing() {
         let mut readers = Readers::default();
         let (sender, events) = channel();
-        readers.add(sender, Vec::new());
+        readers.add(sender, Vec::new);
         drop(events);
         readers.tell(Vec::new(), Vec::new);
         assert!(readers.readers.is_empty());

@@ -310,7 +310,7 @@ impl Task {
             Message::ReadBlocks(reader) => {
                 // What changed before is in what is known.
                 self.tell_block_changes();
-                self.block_readers.add(reader, self.core.pool.known());
+                self.block_readers.add(reader, || self.core.pool.known());
             }
             Message::Drain(done) => self.drains.push(done),
             Message::Stop(done) => {

@@ -1,8 +1,9 @@
 //! What hyper lets pass in a head of HTTP/1.1 and another server in front may read differently, which is what request
 //! smuggling lives on: a line that ends with a bare line feed (RFC 9112, 2.2), and a length beside a transfer coding
 //! (6.1). Neither can be seen once a head is parsed. `HeaderGuard` looks at the bytes on their way to hyper, and puts a NUL
-//! where one of them stands, so that hyper refuses the head with status 400 and closes. Everything else passes as it
-//! is, and hyper alone decides what it means.
+//! where one of them stands, so that hyper refuses the head with status 400 and closes. So it does where it cannot follow
+//! what hyper would: a length, a coding or the size of a chunk that is padded beyond what is kept of a line. Everything else
+//! passes as it is, and hyper alone decides what it means.
 
 use std::io;
 use std::pin::Pin;
@@ -180,7 +181,10 @@ impl Scanner {
     /// False when the head is to be refused.
     fn line_ends(&mut self) -> bool {
         match self.at {
-            At::ChunkSize => self.at = self.chunk(),
+            At::ChunkSize => match self.chunk() {
+                Some(next) => self.at = next,
+                None => return false,
+            },
             At::Trailers if self.line.is_empty() => self.at = At::Head,
             At::Head if self.line.is_empty() => return !self.begun || self.head_ends(),
             At::Head if !self.begun => {
@@ -190,20 +194,24 @@ impl Scanner {
                     self.at = At::Beyond;
                 }
             }
-            At::Head => self.header(),
+            At::Head => return self.header(),
             At::Trailers | At::Body(_) | At::Chunk(_) | At::Beyond => {}
         }
         true
     }
 
-    fn header(&mut self) {
-        let Some((name, value)) = self.line.field() else { return };
-        if name.eq_ignore_ascii_case(b"transfer-encoding") {
+    /// False when the head is to be refused: hyper passes over any number of spaces and zeros, and this has not kept them.
+    fn header(&mut self) -> bool {
+        let Some((name, value)) = self.line.field() else { return true };
+        let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+        if (is("transfer-encoding") || is("content-length")) && self.line.text().is_none() {
+            return false;
+        }
+        if is("transfer-encoding") {
             let chunked = value.eq_ignore_ascii_case(b"chunked") && self.coding.is_none();
             self.coding = Some(if chunked { Coding::Chunked } else { Coding::Other });
-        } else if name.eq_ignore_ascii_case(b"content-length") {
-            let whole =
-                self.line.text().is_some() && !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+        } else if is("content-length") {
+            let whole = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
             let length = std::str::from_utf8(value).ok().filter(|_| whole).and_then(|text| text.parse().ok());
             match length {
                 Some(length) if self.length.is_none_or(|other| other == length) => self.length = Some(length),
@@ -211,6 +219,7 @@ impl Scanner {
                 _ => self.at = At::Beyond,
             }
         }
+        true
     }
 
     fn head_ends(&mut self) -> bool {
@@ -227,16 +236,19 @@ impl Scanner {
         true
     }
 
-    /// What follows the line of a chunk's size.
-    fn chunk(&self) -> At {
+    /// What follows the line of a chunk's size; `None` where not all of that was kept.
+    fn chunk(&self) -> Option<At> {
         let digits = self.line.kept.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        if digits == KEPT {
+            return None;
+        }
         let size = std::str::from_utf8(&self.line.kept[..digits]).ok();
-        match size.and_then(|size| u64::from_str_radix(size, 16).ok()) {
+        Some(match size.and_then(|size| u64::from_str_radix(size, 16).ok()) {
             Some(0) => At::Trailers,
             Some(size) => At::Chunk(size.saturating_add(2)),
             // Hyper refuses it.
             None => At::Beyond,
-        }
+        })
     }
 }
 
@@ -309,10 +321,36 @@ mod tests {
         assert!(!is_refused(&head(length, length)) && !is_refused(&head(coding, "X: y")));
     }
 
+    /// Hyper takes these for `5` and `chunked`; who looks at what is kept would see nothing, or the end.
+    #[test]
+    fn what_is_padded_until_it_is_not_seen_is_refused() {
+        let head = |lines: &str| format!("POST / HTTP/1.1\r\n{lines}\r\n\r\n");
+        let (spaces, zeros) = (" ".repeat(50), "0".repeat(64));
+        for bad in [
+            head(&format!("Content-Length:{spaces}5")),
+            head(&format!("Content-Length:{spaces}5\r\nTransfer-Encoding: chunked")),
+            head(&format!("Content-Length: {zeros}5")),
+            head(&format!("transfer-encoding:{spaces}chunked")),
+            head(&format!("Transfer-Encoding: chunked{spaces}")),
+            head("Transfer-Encoding: chunked") + &format!("{zeros}5\r\n"),
+            head("Transfer-Encoding: chunked") + &format!("{zeros}\r\n\r\n"),
+        ] {
+            assert!(is_refused(&bad), "{bad:?}");
+        }
+        for good in [
+            head(&format!("Content-Length:{}5", &spaces[..40])) + "12345",
+            head(&format!("X-Transfer-Encoding:{spaces}chunked")),
+            // Extensions of a chunk may be long.
+            head("Transfer-Encoding: chunked") + &format!("5;x={zeros}\r\n12345\r\n0\r\n\r\n"),
+        ] {
+            assert!(!is_refused(&good), "{good:?}");
+        }
+    }
+
     /// A request that leaves no doubt, as bytes.
     fn request() -> impl Strategy<Value = Vec<u8>> {
         let body = prop::collection::vec(any::<u8>(), 0..40);
-        let header = "[A-Za-z-]{1,80}: [!-~]{0,80}\r\n";
+        let header = "[A-Za-z-]{1,80}: {0,80}[!-~]{0,80}\r\n";
         (body, prop::collection::vec(header, 0..4), 0..3u8, 1..9usize).prop_map(
             |(body, headers, kind, size)| {
                 let mut bytes = b"POST /generate HTTP/1.1\r\nHost: x\r\n".to_vec();

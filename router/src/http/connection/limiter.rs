@@ -34,6 +34,11 @@ impl Activity {
         Arc::new(Self { accepted: Instant::now(), in_flight: 0.into(), changed: 0.into() })
     }
 
+    /// Requests.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
     fn changes(&self) {
         let after = self.accepted.elapsed().as_nanos() as u64;
         self.changed.store(after.max(1), Ordering::Relaxed);

@@ -31,6 +31,8 @@ use crate::http::connection::limiter::{Activity, Admission, ConnectionLimiter, I
 use crate::http::connection::wake_gate::WakeGate;
 use crate::http::connection::write_timeout::WriteTimeout;
 use crate::http::error::{ApiError, Family};
+use crate::http::shares::Shares;
+use crate::http::unplaced::{self, Unplaced};
 use crate::http::{host, routes};
 
 /// For the TLS handshake of a new connection.
@@ -50,6 +52,9 @@ const RESETS: usize = 32;
 /// What one stream of HTTP/2 may have waiting to be sent, and one connection in the kernel.
 pub const MAX_UNSENT: u32 = 64 << 10;
 
+/// Requests on a connection of HTTP/2 whose refusal has a body, where there is no memory for more of them.
+const REFUSALS: u64 = 16;
+
 /// How long a connection of the probes' reserve may last.
 const PROBE: Duration = Duration::from_secs(5);
 
@@ -67,6 +72,8 @@ pub struct ConnectionLimits {
     /// Paths that are answered in the reserve, too.
     probes: Arc<[String]>,
     proxies: Arc<[Network]>,
+    /// For requests that have no place.
+    memory: Arc<Shares>,
     /// The server is about to stop.
     draining: CancellationToken,
 }
@@ -81,6 +88,7 @@ impl ConnectionLimits {
             write: Duration::from_secs_f64(args.write_timeout),
             probes: routes::probes().map(String::from).chain(alias).collect(),
             proxies: args.trusted_proxy.iter().copied().collect(),
+            memory: unplaced::memory(args),
             draining,
         }
     }
@@ -269,6 +277,14 @@ struct Accepted {
     direct: Option<Connection>,
 }
 
+/// Without a body, which a client might not take: its status says enough.
+fn bare(mut response: Response<Body>) -> Response<Body> {
+    for of_body in [header::CONTENT_LENGTH, header::CONTENT_TYPE] {
+        response.headers_mut().remove(of_body);
+    }
+    response.map(|_| Body::empty())
+}
+
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     app: Router,
@@ -280,17 +296,34 @@ async fn serve_connection(
     let (heard, asked) = (activity.clone(), limits.clone());
     let service = hyper::service::service_fn(move |mut request: Request<hyper::body::Incoming>| {
         let in_flight = InFlight::begin(&heard);
-        let refused = host::check_framing(request.headers()).err().or_else(|| {
-            let may = admission == Admission::Normal || asked.is_probe(&request);
-            (!may).then(|| too_many_connections(LimitReached::Total))
-        });
+        let forwarded = request.headers().get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes);
+        let client = ClientAddress(address::client(peer, &asked.proxies, forwarded));
+        request.extensions_mut().insert(client);
+        let is_probe = asked.is_probe(&request);
+        let unplaced = Unplaced::begin(&asked.memory, client, request.headers());
+        // Without memory for it, nothing is to be held for the answer of a probe, nor for many refusals.
+        let is_bare = unplaced.is_err() && (is_probe || heard.in_flight() > REFUSALS);
+        let mut refused = None;
+        let unplaced = match unplaced {
+            Ok(unplaced) => {
+                request.extensions_mut().insert(unplaced.clone());
+                Some(unplaced)
+            }
+            Err(error) => {
+                tracing::debug!("there is no memory for a request: {error}");
+                refused = Some(error).filter(|_| !is_probe);
+                None
+            }
+        };
+        if let Err(error) = host::check_framing(request.headers()) {
+            refused = Some(error);
+        } else if admission == Admission::ProbesOnly && !is_probe {
+            refused = Some(too_many_connections(LimitReached::Total));
+        }
         let last = refused.is_some() || admission == Admission::ProbesOnly;
         let closes = last && request.version() <= Version::HTTP_11;
         let takes_chunks = direct::takes_chunks(&request);
         let direct = direct.clone();
-        let forwarded = request.headers().get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes);
-        let client = address::client(peer, &asked.proxies, forwarded);
-        request.extensions_mut().insert(ClientAddress(client));
         let answer = match refused {
             None => Either::Left(app.clone().call(request)),
             Some(error) => {
@@ -303,10 +336,13 @@ async fn serve_connection(
                 if closes {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
+                if is_bare {
+                    response = bare(response);
+                }
                 if let Some(direct) = direct {
                     direct.offer(takes_chunks, response.extensions_mut());
                 }
-                response.map(|body| PacedBody::new(body, in_flight))
+                response.map(|body| PacedBody::new(body, (in_flight, unplaced)))
             })
         })
     });
@@ -401,7 +437,7 @@ mod tests {
     }
 
     /// A connection to a server that answers after `work` and closes what is idle for 5 s.
-    fn connect(work: Duration) -> DuplexStream {
+    fn connect(work: Duration, memory: Arc<Shares>) -> DuplexStream {
         let answer = axum::routing::get(async move || {
             tokio::time::sleep(work).await;
             "answer"
@@ -411,12 +447,13 @@ mod tests {
             idle: Duration::from_secs(5),
             first_head: Duration::from_secs(2),
             write: Duration::from_secs(10),
-            probes: Arc::default(),
+            probes: ["/probe".to_string()].into(),
             proxies: Arc::default(),
+            memory,
             draining: CancellationToken::new(),
         };
         let (client, server) = duplex(1 << 16);
-        let app = Router::new().route("/", answer);
+        let app = Router::new().route("/", answer.clone()).route("/probe", answer);
         let builder = limits.builder();
         let peer = IpAddr::from([127, 0, 0, 1]);
         let accepted = Accepted {
@@ -433,7 +470,8 @@ mod tests {
     /// After what time the server closes, and the kinds of the frames that it sends until then. The client
     /// asks at the beginning, and `again` after some time.
     async fn lasts(work: u64, again: Option<u64>, answers_pings: bool) -> (Duration, Vec<u8>) {
-        let (mut reader, mut writer) = tokio::io::split(connect(Duration::from_secs(work)));
+        let memory = Shares::new(1 << 30);
+        let (mut reader, mut writer) = tokio::io::split(connect(Duration::from_secs(work), memory));
         let begun = Instant::now();
         writer.write_all(&[PREFACE, SETTINGS, &get(1)].concat()).await.expect("open");
         let (sender, mut to_send) = tokio::sync::mpsc::unbounded_channel::<Vec<u8>>();
@@ -481,5 +519,43 @@ mod tests {
             assert!(kinds.contains(&GOAWAY), "{case}");
             assert!((took.as_secs_f64() - seconds).abs() < 0.1, "{case}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_without_a_place_are_bounded_over_all_connections_and_probes_are_answered() {
+        let memory = Shares::new(128 << 10);
+        let ask = async |path: &str| {
+            let mut client = connect(Duration::from_secs(3), memory.clone());
+            let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+            client.write_all(head.as_bytes()).await.expect("open");
+            client
+        };
+        let status = async |client: &mut DuplexStream| {
+            let mut line = [0; 12];
+            client.read_exact(&mut line).await.expect("an answer");
+            String::from_utf8_lossy(&line[9..]).into_owned()
+        };
+        let mut held = Vec::new();
+        for _ in 0..6 {
+            held.push(ask("/").await);
+            tokio::task::yield_now().await;
+        }
+        let mut refused = ask("/").await;
+        let mut all = Vec::new();
+        assert_eq!(status(&mut refused).await, "429");
+        refused.read_to_end(&mut all).await.expect("it is closed");
+        let text = String::from_utf8_lossy(&all);
+        assert!(text.contains("retry-after: 2") && text.contains("--max-concurrent-requests"), "{text}");
+        let mut probe = ask("/probe").await;
+        assert_eq!(status(&mut probe).await, "200");
+        let mut rest = [0; 200];
+        let read = probe.read(&mut rest).await.expect("the rest of its head");
+        let rest = String::from_utf8_lossy(&rest[..read]);
+        assert!(rest.contains("content-length: 0\r\n") && rest.ends_with("\r\n\r\n"), "{rest}");
+        for client in &mut held {
+            assert_eq!(status(client).await, "200");
+        }
+        drop(held);
+        assert_eq!(status(&mut ask("/").await).await, "200");
     }
 }

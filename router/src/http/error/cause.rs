@@ -195,8 +195,8 @@ impl Cause {
                 ..Entry::of_server(StatusCode::TOO_MANY_REQUESTS, "overloaded", "overloaded")
             }
             .said(
-                "As many requests are queued and running as `--max-concurrent-requests` allows, or the request \
-                 cannot be begun in the time that it gives itself",
+                "As many requests are queued and running as `--max-concurrent-requests` allows, those without a place hold \
+                 as much memory as they may (limits.md), or the request cannot be begun in the time that it gives itself",
                 "Ask again after the seconds of `Retry-After`",
             ),
             Cause::Internal => Entry::of_server(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal")

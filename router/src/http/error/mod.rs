@@ -191,6 +191,11 @@ impl ApiError {
         Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Unhealthy, reason) }
     }
 
+    /// As for a full server: the client may ask again soon.
+    pub fn overloaded(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Overloaded, reason) }
+    }
+
     /// `allowed` names the methods that the route takes; the framework writes them into the header `Allow`.
     pub fn method_not_allowed(method: &Method, allowed: &str) -> Self {
         let method = shortened(method.as_str());
@@ -330,6 +335,11 @@ impl FieldNames {
                 ApiError::internal()
             }
             GenerationFailure::Prompt(PromptError::TooLong { limit }) => self.too_long(limit, None),
+            GenerationFailure::Prompt(PromptError::TooMuchText { limit, most, given }) => {
+                let text = format!("must come to <= {most} bytes of text");
+                let error = ApiError::invalid(self.prompt, text).given(given.to_string());
+                error.overflowing(Overflow::Prompt { most: limit, given: None })
+            }
             GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
             GenerationFailure::Prompt(PromptError::Template(text)) => {
                 ApiError::new(Cause::Template, shortened_to(RAISED, &text).into_owned())
@@ -567,6 +577,8 @@ mod tests {
         let prompt = together(12, 7, Part::Prompt { most: 9 });
         let counted = GenerationFailure::from(InvalidRequest::PromptTokens { limit: 9, given: 12 });
         let uncounted = GenerationFailure::from(PromptError::TooLong { limit: 9 });
+        let too_much =
+            GenerationFailure::from(PromptError::TooMuchText { limit: 9, most: 4096, given: 5000 });
         for (failure, openai, anthropic) in [
             (
                 both,
@@ -585,6 +597,11 @@ mod tests {
             ),
             (
                 uncounted,
+                "This model's maximum context length is 9 tokens for the prompt",
+                "prompt is too long: at least 10 tokens > 9 maximum",
+            ),
+            (
+                too_much,
                 "This model's maximum context length is 9 tokens for the prompt",
                 "prompt is too long: at least 10 tokens > 9 maximum",
             ),
