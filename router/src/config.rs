@@ -44,10 +44,10 @@ pub struct RouterArgs {
     /// Serve KServe's protocol as well, under /v2
     #[arg(long, env, value_parser = clap::builder::BoolishValueParser::new())]
     pub kserve: bool,
-    /// A path at which /vertex is served as well; Vertex AI sets the variable
+    /// A path at which /vertex is served as well, unless it has a route; Vertex AI sets the variable
     #[arg(long, env = "AIP_PREDICT_ROUTE", value_parser = parse_route)]
     pub vertex_predict_route: Option<String>,
-    /// A path at which /health is served as well; Vertex AI sets the variable
+    /// A path at which /health is served as well, unless it has a route; Vertex AI sets the variable
     #[arg(long, env = "AIP_HEALTH_ROUTE", value_parser = parse_route)]
     pub vertex_health_route: Option<String>,
     /// A key that clients have to send as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be given several times
@@ -166,7 +166,7 @@ pub struct RouterArgs {
     /// Longest prompt and output together, in tokens [default: the model's context, or what fits]
     #[arg(long, env, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_total_tokens: Option<u32>,
-    /// Most prompts in one request to /v1/completions
+    /// Most prompts in one request to /v1/completions, and tensors in one of KServe's
     #[arg(long, env, default_value_t = 4, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_client_batch_size: u32,
 

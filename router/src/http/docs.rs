@@ -81,6 +81,7 @@ fn bounds(field: &Field) -> String {
         Most::TopTokens => Some("`--max-top-n-tokens`".into()),
         Most::InputTokens => Some("`--max-input-tokens`".into()),
         Most::Prompts => Some("`--max-client-batch-size`".into()),
+        Most::Sequences => Some("`--max-concurrent-requests`".into()),
     };
     match field.kind {
         Kind::Boolean => "true or false".into(),

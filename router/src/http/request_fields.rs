@@ -56,6 +56,8 @@ pub enum Most {
     TopTokens,
     InputTokens,
     Prompts,
+    /// As many as this server ever has at once.
+    Sequences,
 }
 
 /// A lower bound.
@@ -113,6 +115,7 @@ impl Limits {
             Most::TopTokens => (self.max_top_n_tokens.into(), Some("--max-top-n-tokens")),
             Most::InputTokens => (self.max_input_tokens.into(), Some("--max-input-tokens")),
             Most::Prompts => (self.max_client_batch_size.into(), Some("--max-client-batch-size")),
+            Most::Sequences => (self.max_concurrent_requests.into(), Some("--max-concurrent-requests")),
         }
     }
 
@@ -184,7 +187,8 @@ pub const INPUTS: Field = field("inputs", Kind::Prompt, "required", "The prompt"
 pub const PARAMETERS: Field = field("parameters", Kind::Object, "{}", "How to generate");
 pub const INSTANCES: Field = field(
     "instances",
-    Kind::List { most: Most::Prompts },
+    // Batch predictions of Vertex AI send 64 at once unless told otherwise.
+    Kind::List { most: Most::Sequences },
     "required",
     "Requests of `/generate` or chats, answered together",
 );
