@@ -226,6 +226,8 @@ pub struct ModelFiles {
     pub dir: PathBuf,
     /// Commit of the hub snapshot, when known.
     pub sha: Option<String>,
+    /// The task that the hub names for it, when known.
+    pub pipeline_tag: Option<String>,
     /// A tokenizer.json that was made for a model without one.
     pub tokenizer: Option<PathBuf>,
 }

@@ -225,7 +225,7 @@ async fn load(
     let seconds = || began.elapsed().as_secs_f64();
     starting(health, "loading the model");
 
-    let ModelFiles { dir, sha: model_sha, tokenizer } = files;
+    let ModelFiles { dir, sha: model_sha, pipeline_tag, tokenizer } = files;
     let tokenizer_config = args.tokenizer_config_path.clone();
     let workers = args.validation_workers;
     let prompt = async {
@@ -310,6 +310,7 @@ async fn load(
     server.load(Loaded {
         chats,
         model_sha,
+        pipeline_tag,
         serving: Serving {
             prompt,
             scheduler: scheduler.clone(),

@@ -227,7 +227,11 @@ pub const TYPICAL_P: Field =
 pub const DO_SAMPLE: Field = flag("do_sample", "Sample; otherwise the most likely token is taken");
 pub const MAX_NEW_TOKENS: Field =
     count("max_new_tokens", 1, TOKENS, "as many as fit", "Most tokens to generate");
-pub const RETURN_FULL_TEXT: Field = flag("return_full_text", "Put the prompt before the generated text");
+pub const RETURN_FULL_TEXT: Field = flag(
+    "return_full_text",
+    "Put the prompt before the generated text; at `/` and `/invocations` true unless given, where the model's task on the hub is \
+     `text-generation`, or not known of a decoder",
+);
 pub const STOP: Field = field(
     "stop",
     Kind::Texts { most: Most::StopSequences, longest: STOP_LENGTH },

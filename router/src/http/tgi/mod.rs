@@ -53,7 +53,7 @@ pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request
     .await
 }
 
-/// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise.
+/// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise, or the model is for something else.
 pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
         if platforms::has_instances(&context, "/", &body).await {
@@ -65,9 +65,10 @@ pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Resp
 }
 
 pub async fn compat_answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
-    let (stream, request) = body::parse(context.server(), body, |fields, _| {
+    let (stream, request) = body::parse(context.server(), body, |fields, server| {
         let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
-        let route = if stream { Route::CompatStream } else { Route::Compat };
+        let full_text = server.loaded()?.returns_full_text();
+        let route = if stream { Route::CompatStream { full_text } } else { Route::Compat { full_text } };
         Ok((stream, GenerateRequest::parse(fields, route)?))
     })
     .await?;
