@@ -26,6 +26,9 @@ pub struct RouterArgs {
     /// Port to listen on
     #[arg(long, short, env, default_value_t = 3000)]
     pub port: u16,
+    /// Open the port when the model is ready, for platforms that probe by TCP, and not at once with status 503 until then
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub listen_when_ready: bool,
     /// Sequences queued and running at once; more are refused with status 429
     #[arg(long, env, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,

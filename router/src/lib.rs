@@ -121,8 +121,8 @@ fn refused(address: SocketAddr, error: &std::io::Error) -> FlagError {
 }
 
 /// Serves on `socket`, which `bind` gave, until `drain`, then lets running requests finish within `--shutdown-timeout`.
-/// Answers from the first moment on: 503 with the reason until `health` is `Ready`. `model` may take hours, where it is a
-/// download; then there are workers that load it. Dropped, it ends at once.
+/// Answers from the first moment on: 503 with the reason until `health` is `Ready`; with `--listen-when-ready` connections are refused
+/// until then. `model` may take hours, where it is a download; then there are workers that load it. Dropped, it ends at once.
 pub async fn run(
     socket: TcpSocket,
     config: Config,
@@ -131,40 +131,40 @@ pub async fn run(
     drain: CancellationToken,
 ) -> Result<(), RunError> {
     let configured = SocketAddr::new(config.args.hostname, config.args.port);
-    let listener = socket.listen(BACKLOG).map_err(|error| refused(configured, &error))?;
-    serve(listener, config, model, health, drain).await
-}
-
-async fn serve(
-    listener: TcpListener,
-    config: Config,
-    model: impl Future<Output = Result<(ModelFiles, Arc<dyn WorkerSource>), String>>,
-    health: HealthSender,
-    drain: CancellationToken,
-) -> Result<(), RunError> {
-    let address = listener.local_addr().map_err(|error| RunError::Http(error.to_string()))?;
+    let address = socket.local_addr().map_err(|error| RunError::Http(error.to_string()))?;
+    let listen = || socket.listen(BACKLOG).map_err(|error| refused(configured, &error));
     let shutdown_timeout = config.shutdown_timeout();
     let server = Server::new(config, health.subscribe())?;
     let stop = CancellationToken::new();
     let tls = http::tls(&server.config.args)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let accepting = tokio::spawn(http::serve(
-        listener,
-        tls,
-        http::ConnectionLimits::of(&server.config.args, drain.clone()),
-        http::ConnectionLimiter::of(&server.config.args),
-        http::router(server.clone())?,
-        stop.clone(),
-    ));
-    let mut accepting = AbortOnDropHandle::new(accepting);
+    let limits = http::ConnectionLimits::of(&server.config.args, drain.clone());
+    let limiter = http::ConnectionLimiter::of(&server.config.args);
+    let app = http::router(server.clone())?;
+    let accept = |listener: TcpListener| {
+        let accepting = http::serve(listener, tls, limits, limiter, app, stop.clone());
+        AbortOnDropHandle::new(tokio::spawn(accepting))
+    };
     // They end with the server; before, only by a panic.
     let mut telemetry = JoinSet::new();
     telemetry.spawn(metrics::upkeep());
     telemetry.spawn(metrics::follow(health.subscribe()));
 
-    let scheduler = tokio::select! {
-        scheduler = load(&server, model, &health) => Some(scheduler?),
-        () = drain.cancelled() => None,
+    let loading = async {
+        tokio::select! {
+            scheduler = load(&server, model, &health) => scheduler.map(Some),
+            () = drain.cancelled() => Ok(None),
+        }
+    };
+    let (scheduler, mut accepting) = if server.config.args.listen_when_ready {
+        let Some(scheduler) = loading.await? else {
+            health.send_replace(Health::Draining);
+            return Ok(());
+        };
+        (Some(scheduler), accept(listen()?))
+    } else {
+        let accepting = accept(listen()?);
+        (loading.await?, accepting)
     };
     if scheduler.is_some() {
         info!("serving on {scheme}://{address}");
