@@ -125,8 +125,9 @@ pub struct RouterArgs {
     /// Largest head of a request, all its headers together, in bytes
     #[arg(long, env, default_value_t = 65_536, help_heading = "Connections", value_parser = parse_header_size)]
     pub max_header_size: u32,
-    /// How long a connection without a request is kept, in seconds
-    #[arg(long, env, default_value_t = 75.0, help_heading = "Connections", value_parser = parse_seconds)]
+    /// How long a connection without a request is kept, in seconds: longer than load balancers keep theirs, or a request meets a
+    /// connection that closes (Google's: 600)
+    #[arg(long, env, default_value_t = 620.0, help_heading = "Connections", value_parser = parse_seconds)]
     pub idle_timeout: f64,
     /// How long a new connection may take until its first request's head is there, in seconds
     #[arg(long, env, default_value_t = 30.0, help_heading = "Connections", value_parser = parse_seconds)]
@@ -374,6 +375,15 @@ mod tests {
     use super::*;
 
     #[test]
+    #[test]
+    fn an_idle_connection_outlives_that_of_a_load_balancer() {
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let args = clap::FromArgMatches::from_arg_matches(&command.get_matches_from(["penstock"]));
+        let args: RouterArgs = args.expect("the defaults");
+        // Google's keep theirs for 600 s, Oracle's for 300, nginx and Amazon's for 60.
+        assert!(args.idle_timeout > 600.0);
+    }
+
     fn a_host_is_an_address_or_a_name_that_resolves() {
         assert_eq!(parse_host("::1").unwrap(), "::1".parse::<IpAddr>().unwrap());
         assert!(parse_host("localhost").unwrap().is_loopback());
