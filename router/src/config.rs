@@ -301,7 +301,8 @@ fn parse_origin(text: &str) -> Result<String, &'static str> {
     HeaderValue::from_str(text).map(|_| text.into()).map_err(|_| "is not an origin")
 }
 
-fn parse_collector(text: &str) -> Result<String, &'static str> {
+/// Of `--otlp-endpoint`, which `penstock worker` has as well.
+pub fn parse_collector(text: &str) -> Result<String, &'static str> {
     let address =
         text.strip_prefix("http://").filter(|rest| !rest.starts_with(['/', ':']) && !rest.is_empty());
     match address.and_then(|_| text.parse::<axum::http::Uri>().ok()) {
