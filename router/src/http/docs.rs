@@ -168,6 +168,19 @@ pub mod tests {
         assert_is_written("http.md", &markdown());
     }
 
+    /// A pipe in a cell divides it, within code as well, and what comes behind the last column of the head is not shown.
+    #[test]
+    fn every_row_has_the_cells_of_its_tables_head() {
+        let text = markdown();
+        let cells = |line: &str| line.replace("\\|", "").matches('|').count();
+        let mut head = None;
+        for line in text.lines() {
+            head = line.starts_with('|').then(|| head.unwrap_or_else(|| cells(line)));
+            assert!(head.is_none_or(|head| cells(line) == head), "{line}");
+        }
+        assert!(text.contains("| `grammar` | see right | none | `{\"type\": ..., \"value\": ...}`"));
+    }
+
     /// Writes it instead, where asked to.
     pub fn assert_is_written(name: &str, text: &str) {
         let path = format!("{}/../docs/{name}", env!("CARGO_MANIFEST_DIR"));

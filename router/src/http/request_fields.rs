@@ -252,7 +252,7 @@ pub const GRAMMAR: Field = field(
     "grammar",
     Kind::Any,
     "none",
-    "`{\"type\": \"json\" | \"json_schema\" | \"regex\" | \"choice\" | \"lark\", \"value\": ...}`: what the text has to be, see \
+    "`{\"type\": ..., \"value\": ...}`: what the text has to be, by `json`, `json_schema`, `regex`, `choice` or `lark`, see \
      structured-output.md",
 );
 pub const ADAPTER_ID: Field = name("adapter_id", "none", "A loaded LoRA adapter; none can be loaded yet");
