@@ -376,7 +376,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[test]
     fn an_idle_connection_outlives_that_of_a_load_balancer() {
         let command = RouterArgs::augment_args(clap::Command::new("penstock"));
         let args = clap::FromArgMatches::from_arg_matches(&command.get_matches_from(["penstock"]));
@@ -385,6 +384,7 @@ mod tests {
         assert!(args.idle_timeout > 600.0);
     }
 
+    #[test]
     fn a_host_is_an_address_or_a_name_that_resolves() {
         assert_eq!(parse_host("::1").unwrap(), "::1".parse::<IpAddr>().unwrap());
         assert!(parse_host("localhost").unwrap().is_loopback());
