@@ -8,9 +8,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# What only the build needs is no part of the layer, which is stored two or three times while it is made. The link is for manifests that
-# name TGI's command.
-RUN make deploy PREFIX=/opt/penstock && ln -s penstock /opt/penstock/bin/text-generation-launcher && make clean && rm -rf ~/.cache/uv ~/.cargo/registry
+# What only the build needs is no part of the layer, which is stored two or three times while it is made. The link and the script are for
+# manifests and scripts that name TGI's commands.
+RUN make deploy PREFIX=/opt/penstock && ln -s penstock /opt/penstock/bin/text-generation-launcher \
+    && install deploy/text-generation-server /opt/penstock/bin/ && make clean && rm -rf ~/.cache/uv ~/.cargo/registry
 
 FROM build AS build-torch
 RUN make deploy-torch PREFIX=/opt/penstock && rm -rf ~/.cache/uv
@@ -18,10 +19,11 @@ RUN make deploy-torch PREFIX=/opt/penstock && rm -rf ~/.cache/uv
 FROM build-torch AS build-cpu-torch
 RUN make trim-cpu PREFIX=/opt/penstock
 
-# The CUDA libraries come with torch; the driver comes from the host.
+# The CUDA libraries come with torch; the driver comes from the host. curl is for health checks that run in the container, as it is in
+# TGI's image.
 FROM debian:bookworm-slim AS runtime
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates libgomp1 python3 \
+    && apt-get install --yes --no-install-recommends ca-certificates curl libgomp1 python3 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 penstock \
     && mkdir /data && chown penstock:penstock /data

@@ -34,7 +34,7 @@ PAGE = ROOT / "docs/metrics.md"
 KEY = "sesame-of-a"
 NAMED = re.compile(r"\b(?:tgi|penstock)_[a-z_]+\b")
 # What a panel is for. The others may show nothing when nothing of the kind happened.
-QUIET = {"Refused because full", "Requests that failed by no fault of theirs"}
+QUIET = {"Refused as overloaded", "Requests that failed by no fault of theirs"}
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,16 @@ def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
         (x, y) for b in boxes for x in range(b["x"], b["x"] + b["w"]) for y in range(b["y"], b["y"] + b["h"])
     }
     assert len(taken) == sum(b["w"] * b["h"] for b in boxes), "no panel lies on another"
+
+
+def test_what_tells_of_refusals_tells_of_both_reasons() -> None:
+    """`overloaded` is a full queue, and one that is too long for a request's own deadline."""
+    overloaded = 'err="overloaded"'
+    (alert,) = [rule for rule in RULES.read_text().split("- alert: ") if overloaded in rule]
+    shown = [panel for panel in panels() if any(overloaded in target["expr"] for target in panel["targets"])]
+    assert shown
+    for text in (alert, *(panel["description"] for panel in shown)):
+        assert "--max-concurrent-requests" in text and "deadline" in text, text
 
 
 def test_every_metric_that_rules_and_dashboard_name_exists(seasoned: Launched) -> None:

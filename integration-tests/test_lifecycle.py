@@ -186,6 +186,26 @@ def test_not_ready_while_loading_then_ready(launch: Launch) -> None:
     assert wire.post(launched.address, "/generate", {"inputs": "x"}).status == 200
 
 
+def test_the_port_opens_when_the_model_is_ready_where_that_is_asked(launch_null: Launch) -> None:
+    """For probes that only connect. Otherwise it is open while the model is loaded."""
+    for asked, is_open in (("true", False), ("false", True)):
+        launched = launch_null(env={"LISTEN_WHEN_READY": asked})
+        worker = launched.worker()
+        worker.signal(signal.SIGSTOP)
+        try:
+            if is_open:
+                wait_for(launched.health, "an answer")
+                assert wire.get(launched.address, "/livez").status == 200
+                assert wire.get(launched.address, "/health").status == 503
+            else:
+                with pytest.raises(ConnectionRefusedError):
+                    wire.get(launched.address, "/livez")
+        finally:
+            worker.signal(signal.SIGCONT)
+        launched.wait_ready()
+        assert wire.post(launched.address, "/generate", {"inputs": "x"}).status == 200
+
+
 def test_the_log_tells_each_phase_in_one_line(launch: Launch) -> None:
     launched = launch().wait_ready()
     lines = [line.lower() for line in launched.stdout().splitlines()]

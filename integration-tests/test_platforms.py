@@ -76,7 +76,7 @@ def test_vertex_answers_all_instances_in_their_order(address: wire.Address) -> N
         ),
         ({"instances": [{"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}}]}, "`best_of`"),
         ({"instances": [{"messages": []}]}, "instances[0]: `messages`"),
-        ({"instances": [{"inputs": "x"}] * 5}, "(--max-client-batch-size)"),
+        ({"instances": [{"inputs": "x"}] * 129}, "(--max-concurrent-requests)"),
     ],
 )
 def test_vertex_names_what_is_wrong(address: wire.Address, body: object, says: str) -> None:

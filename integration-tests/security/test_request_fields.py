@@ -70,7 +70,7 @@ LONG_FIELDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "`logit_bias`",
         "300",
     ),
-    "instances": ("/vertex", {"instances": [{}] * 400_000}, "`instances`", "--max-client-batch-size"),
+    "instances": ("/vertex", {"instances": [{}] * 400_000}, "`instances`", "--max-concurrent-requests"),
     "an id": ("/v2/models/m/infer", {"id": LONG, "inputs": [TENSOR]}, "`id`", "256"),
     "a tensor": ("/v2/models/m/infer", {"inputs": [{**TENSOR, "name": LONG}]}, "`inputs[0].name`", "256"),
     "an output": (

@@ -396,6 +396,26 @@ fn check_remote_workers(remote: &RemoteArgs, worker: &WorkerArgs) -> Result<(), 
 
 /// Those flags of them that the doctor has, too.
 pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
+    let mut warnings = check_of_each_host(model, worker)?;
+    let shards = worker.num_shard.unwrap_or(1);
+    let (parts, asked) = match worker.pipeline_parallel {
+        1 => (shards, format!("--num-shard {shards}")),
+        stages => (shards.saturating_mul(stages), format!("--pipeline-parallel {stages}")),
+    };
+    if let Some(device) = worker.device.as_deref().filter(|device| device.starts_with("cuda:") && parts > 1) {
+        return Err(format!("--device {device} is one device, and {asked} needs {parts}: say cuda"));
+    }
+    if worker.num_shard == Some(1) && parts == 1 {
+        warnings.extend(no_other_to_find(worker));
+    }
+    if model.speculate_model.is_some() && parts > 1 {
+        return Err(no_shards(&asked));
+    }
+    Ok(warnings)
+}
+
+/// What holds on every host of the model's, the ranks of others left out.
+pub fn check_of_each_host(model: &ModelArgs, worker: &WorkerArgs) -> Result<Vec<String>, String> {
     let mut warnings = check_model(model)?;
     check_quantization(worker)?;
     if let Some(name) = worker.quantize.as_deref().filter(|name| AS_PUBLISHED.contains(name)) {
@@ -404,37 +424,24 @@ pub fn check_model_and_workers(model: &ModelArgs, worker: &WorkerArgs) -> Result
     }
     check_cache_dtype(worker)?;
     check_python(worker)?;
-    let shards = worker.num_shard.unwrap_or(1);
-    match worker.sharded {
-        Some(false) if shards > 1 => {
-            return Err(format!("--sharded false contradicts --num-shard {shards}"));
+    match (worker.sharded, worker.num_shard) {
+        (Some(false), Some(shards)) if shards > 1 => {
+            Err(format!("--sharded false contradicts --num-shard {shards}"))
         }
-        Some(true) if worker.num_shard == Some(1) => {
-            return Err("--sharded true needs a --num-shard above 1".into());
-        }
-        _ => {}
+        (Some(true), Some(1)) => Err("--sharded true needs a --num-shard above 1".into()),
+        _ => Ok(warnings),
     }
-    let (parts, asked) = match worker.pipeline_parallel {
-        1 => (shards, format!("--num-shard {shards}")),
-        stages => (shards.saturating_mul(stages), format!("--pipeline-parallel {stages}")),
-    };
-    if let Some(device) = worker.device.as_deref().filter(|device| device.starts_with("cuda:") && parts > 1) {
-        return Err(format!("--device {device} is one device, and {asked} needs {parts}: say cuda"));
-    }
-    for (flag, given) in
-        [("--master-addr", worker.master_addr.is_some()), ("--master-port", worker.master_port.is_some())]
-    {
-        if given && worker.num_shard == Some(1) && parts == 1 {
-            warnings.push(format!("{flag} has no effect: one worker has no other to find"));
-        }
-    }
-    if model.speculate_model.is_some() && parts > 1 {
-        return Err(no_shards(&asked));
-    }
-    Ok(warnings)
 }
 
-pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
+/// Of one worker alone: a warning for each flag by which it would meet others.
+pub fn no_other_to_find(worker: &WorkerArgs) -> impl Iterator<Item = String> {
+    let flags =
+        [("--master-addr", worker.master_addr.is_some()), ("--master-port", worker.master_port.is_some())];
+    let given = flags.into_iter().filter(|(_, given)| *given);
+    given.map(|(flag, _)| format!("{flag} has no effect: one worker has no other to find"))
+}
+
+fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
     match worker.quantize.as_deref() {
         // TGI has many more names; a scheme that is not there is no wrong usage.
         Some(name)
@@ -456,7 +463,7 @@ pub fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
     }
 }
 
-pub fn check_cache_dtype(worker: &WorkerArgs) -> Result<(), String> {
+fn check_cache_dtype(worker: &WorkerArgs) -> Result<(), String> {
     match worker.kv_cache_dtype.as_deref() {
         Some(given) if !given.is_empty() && CACHE_DTYPES.iter().all(|(name, _)| *name != given) => {
             Err("--kv-cache-dtype (KV_CACHE_DTYPE) is auto, bfloat16, int8, fp8_e4m3fn or fp8_e5m2".into())
@@ -465,7 +472,7 @@ pub fn check_cache_dtype(worker: &WorkerArgs) -> Result<(), String> {
     }
 }
 
-pub fn check_python(worker: &WorkerArgs) -> Result<(), String> {
+fn check_python(worker: &WorkerArgs) -> Result<(), String> {
     match &worker.python {
         Some(path) if !path.is_file() => Err(format!("--python: {} is not a file", path.display())),
         _ => Ok(()),

@@ -43,7 +43,7 @@ use tracing::{error, info, warn};
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
 use crate::flags::{Cli, ModelArgs, WorkerArgs, of_draft_model};
-use crate::model::{Named, Wanted, Weights};
+use crate::model::{Model, Named, Wanted, Weights};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
 use crate::workers::{WorkerCommand, Workers};
@@ -256,7 +256,8 @@ async fn serve(
             info!("{} is computed by workers that are started by others, at {places}", model.id);
             Arc::new(RemoteWorkers::new(endpoints, load_timeout, contradictions::model_type(&model.folder)))
         };
-        Ok((ModelFiles { dir: model.folder, sha: model.commit, tokenizer }, source))
+        let Model { folder: dir, commit: sha, pipeline_tag, .. } = model;
+        Ok((ModelFiles { dir, sha, pipeline_tag, tokenizer }, source))
     };
     let mut running = std::pin::pin!(penstock_router::run(port, config, model, health, drain));
     // What `wait_for` returns is a lock on the value, which must not outlive this line.

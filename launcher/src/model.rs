@@ -59,6 +59,8 @@ pub struct Model {
     pub folder: PathBuf,
     /// Of the hub's snapshot.
     pub commit: Option<String>,
+    /// The task that the hub names for it, or the card of the model that ships.
+    pub pipeline_tag: Option<String>,
 }
 
 impl Named {
@@ -216,11 +218,11 @@ pub async fn obtain(
             let folder = python::package(interpreter, environment)?.join("tiny").join("model");
             check(&folder, false, Weights::Here)
                 .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
-            Ok(Model { id, folder, commit: None })
+            Ok(Model { id, folder, commit: None, pipeline_tag: Some("text-generation".into()) })
         }
         Named::Folder(folder) => {
             let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
-            Ok(Model { id, folder, commit: None })
+            Ok(Model { id, folder, commit: None, pipeline_tag: None })
         }
         Named::Hub(_) => {
             let mut command = hub_command(&id, wanted, interpreter, environment);
@@ -238,7 +240,7 @@ pub async fn obtain(
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome {
-    Snapshot { folder: PathBuf, commit: Option<String> },
+    Snapshot { folder: PathBuf, commit: Option<String>, pipeline_tag: Option<String> },
     Failed(String),
 }
 
@@ -314,11 +316,11 @@ async fn download(
     let began = Instant::now();
     info!("looking up {id} on the hub");
     match json_subprocess::run(command, interpreter, spawner).await? {
-        Ended::Answered(Outcome::Snapshot { folder, commit }) => {
+        Ended::Answered(Outcome::Snapshot { folder, commit, pipeline_tag }) => {
             check(&folder, wanted.args.trust_remote_code, wanted.weights)
                 .map_err(|error| error.replace("--model-id: ", ""))?;
             info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
-            Ok(Model { id, folder, commit })
+            Ok(Model { id, folder, commit, pipeline_tag })
         }
         // It may have been meant for a folder.
         Ended::Answered(Outcome::Failed(line)) => {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use clap::builder::BoolishValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use penstock_core::worker::endpoint::Address;
+use penstock_router::config::parse_collector;
 use tokio::process::Command;
 use tracing::{error, info, warn};
 
@@ -53,6 +54,12 @@ struct WorkerHost {
     /// Which of --num-shard times --pipeline-parallel parts of the model this is, from 0
     #[arg(long, env = "WORKER_RANK", default_value_t = 0)]
     rank: u32,
+    /// Send the spans of its steps to this OpenTelemetry collector (OTLP over gRPC), such as http://localhost:4317
+    #[arg(long, env, help_heading = "Telemetry", value_parser = parse_collector)]
+    otlp_endpoint: Option<String>,
+    /// What the traces call the server, as there
+    #[arg(long, env, help_heading = "Telemetry", default_value = "text-generation-inference.router")]
+    otlp_service_name: String,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -62,12 +69,17 @@ struct WorkerHost {
 }
 
 pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment) -> ExitCode {
-    let host = match parse(arguments) {
-        Ok(host) => host,
+    let (host, warnings) = match parse(arguments) {
+        Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report_in_log(environment)),
     };
     let outcome = log::start(&host.log, environment)
-        .and_then(|()| runtime())
+        .and_then(|()| {
+            for line in warnings {
+                warn!("{line}");
+            }
+            runtime()
+        })
         .and_then(|runtime| runtime.block_on(until_a_signal(&host, environment)));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,21 +87,23 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
     }
 }
 
-fn parse(arguments: impl Iterator<Item = OsString>) -> Result<WorkerHost, Refusal> {
+/// The flags, and a warning for each that has no effect.
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(WorkerHost, Vec<String>), Refusal> {
     let command = flags::lenient_environment(WorkerHost::command())?;
     let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
     let host = WorkerHost::from_arg_matches(&matches)
         .map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
-    host.check().map_err(Refusal::Flag)?;
-    Ok(host)
+    let warnings = host.check().map_err(Refusal::Flag)?;
+    Ok((host, warnings))
 }
 
 impl WorkerHost {
-    fn check(&self) -> Result<(), String> {
-        flags::check_model(&self.model)?;
-        flags::check_quantization(&self.worker)?;
-        flags::check_cache_dtype(&self.worker)?;
-        flags::check_python(&self.worker)?;
+    fn check(&self) -> Result<Vec<String>, String> {
+        let mut warnings = flags::check_of_each_host(&self.model, &self.worker)?;
+        // The devices that this host shows say nothing of those of others.
+        if self.worker.sharded == Some(true) && self.worker.num_shard.is_none() {
+            return Err("--sharded true counts no devices here: give --num-shard, on every host alike".into());
+        }
         let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
         match files.iter().filter(|file| file.is_some()).count() {
             0 if matches!(self.listen, Address::Tls(_)) => {
@@ -111,7 +125,10 @@ impl WorkerHost {
         if ranks > 1 && self.worker.master_addr.is_none() {
             return Err(format!("{ranks} ranks need --master-addr, the host of rank 0, to find each other"));
         }
-        Ok(())
+        if ranks == 1 {
+            warnings.extend(flags::no_other_to_find(&self.worker));
+        }
+        Ok(warnings)
     }
 
     fn world_size(&self) -> u32 {
@@ -121,7 +138,9 @@ impl WorkerHost {
     /// Of the worker process.
     fn arguments(&self, folder: &Path, draft_folder: Option<&Path>) -> Vec<OsString> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-        let mut arguments = worker_arguments(folder, draft_folder, &self.model, &self.worker, cores, None);
+        let traces =
+            self.otlp_endpoint.as_deref().map(|collector| (collector, self.otlp_service_name.as_str()));
+        let mut arguments = worker_arguments(folder, draft_folder, &self.model, &self.worker, cores, traces);
         arguments.extend(["--listen".into(), self.listen.to_string().into()]);
         for (flag, file) in
             [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key), ("--tls-ca", &self.tls_ca)]
@@ -247,29 +266,49 @@ async fn watch(worker: &Watched, listen: &Address, load_timeout: Duration) -> (E
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<WorkerHost, Refusal> {
+    fn parsed(line: &str) -> Result<(WorkerHost, Vec<String>), Refusal> {
         parse(std::iter::once("worker").chain(line.split_whitespace()).map(OsString::from))
     }
 
     #[test]
     fn what_was_asked_is_passed_on() {
         WorkerHost::command().debug_assert();
-        let host = parsed(
+        let (host, warnings) = parsed(
             "--listen tls:0.0.0.0:9000 --tls-cert c --tls-key k --tls-ca a --num-shard 2 --rank 1 --master-addr gpu-0 \
-             --dtype bfloat16 --worker-threads 3",
+             --dtype bfloat16 --worker-threads 3 --device cuda:1 --otlp-endpoint http://collector:4317",
         )
         .unwrap();
+        assert!(warnings.is_empty(), "{warnings:?}");
         let words = host.arguments(Path::new("/model"), None);
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         assert_eq!(
             words.join(" "),
-            "--model-dir /model --dtype bfloat16 --threads 3 --listen tls:0.0.0.0:9000 --tls-cert c --tls-key k \
+            "--model-dir /model --dtype bfloat16 --device cuda:1 --threads 3 --otlp-endpoint http://collector:4317 \
+             --otlp-service-name text-generation-inference.router --listen tls:0.0.0.0:9000 --tls-cert c --tls-key k \
              --tls-ca a --rank 1 --world-size 2 --rendezvous tcp://gpu-0:29500/worker --stages 1"
         );
-        let host = parsed("--listen unix:/socket --speculate-model small").unwrap();
+        let (host, _) = parsed("--listen unix:/socket --speculate-model small").unwrap();
         let words = host.arguments(Path::new("/model"), Some(Path::new("/small")));
         let at = words.iter().position(|word| word == "--draft-model-dir").unwrap();
         assert_eq!(words[at + 1], "/small");
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told() {
+        for (line, names) in [
+            ("--quantize awq", &["--quantize awq"][..]),
+            ("--master-addr a --master-port 5", &["--master-addr", "--master-port"]),
+            ("--model-id a/b --weights-cache-override . --revision main", &["--revision"]),
+            ("--sharded true --num-shard 2 --master-addr a", &[]),
+            ("--sharded false", &[]),
+        ] {
+            let (_, warnings) = parsed(&format!("--listen tcp:localhost:9000 {line}")).unwrap();
+            assert_eq!(warnings.len(), names.len(), "{line}: {warnings:?}");
+            assert!(
+                warnings.iter().zip(names).all(|(warning, name)| warning.starts_with(name)),
+                "{warnings:?}"
+            );
+        }
     }
 
     #[test]
@@ -284,6 +323,9 @@ mod tests {
             ("--listen tcp:localhost:9000 --quantize exl2", "--quantize"),
             ("--listen tcp:localhost:9000 --kv-cache-dtype fp4", "--kv-cache-dtype"),
             ("--listen tcp:localhost:9000 --num-shard 2 --speculate-model small", "--speculate-model"),
+            ("--listen tcp:localhost:9000 --sharded true", "give --num-shard, on every host alike"),
+            ("--listen tcp:localhost:9000 --sharded true --num-shard 1", "--num-shard above 1"),
+            ("--listen tcp:localhost:9000 --sharded false --num-shard 2 --master-addr a", "--sharded false"),
         ] {
             match parsed(line) {
                 Err(Refusal::Flag(why)) => assert!(why.contains(names), "{line}: {why}"),

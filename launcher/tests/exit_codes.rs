@@ -47,6 +47,8 @@ fn everything_else_is_exit_code_1_and_one_line() {
         (&[], &[("HF_MODEL_ID", "a/b"), ("MODEL_ID", "a/b")], "HF_MODEL_ID"),
         (&["--model-id", "/no/such/folder"], &[], "/no/such/folder"),
         (&["--tls-cert", "/no/such/file"], &[], "--tls-key"),
+        (&["--record", "/dev/null"], &[], "--record /dev/null: there is a file of this name"),
+        (&["--record", "/no/such/folder/record"], &[], "--record /no/such/folder/record"),
         (&["--device", "cuda:7", "--num-shard", "2"], &[], "--device cuda:7"),
     ] {
         let output = penstock(arguments, environment);

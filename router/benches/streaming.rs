@@ -195,7 +195,7 @@ fn router(socket: &Path, model_dir: &Path, target: Option<String>) {
         speculate_model: None,
         pipeline_parallel: 1,
     };
-    let files = ModelFiles { dir: model_dir.into(), sha: None, tokenizer: None };
+    let files = ModelFiles { dir: model_dir.into(), sha: None, pipeline_tag: None, tokenizer: None };
     let source: Arc<dyn WorkerSource> = Arc::new(Running(socket.into()));
     runtime().block_on(async {
         let bound = penstock_router::bind(&config.args).expect("the port is free");

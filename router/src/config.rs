@@ -26,6 +26,9 @@ pub struct RouterArgs {
     /// Port to listen on
     #[arg(long, short, env, default_value_t = 3000)]
     pub port: u16,
+    /// Open the port when the model is ready, for platforms that probe by TCP, and not at once with status 503 until then
+    #[arg(long, env, value_parser = BoolishValueParser::new())]
+    pub listen_when_ready: bool,
     /// Sequences queued and running at once; more are refused with status 429
     #[arg(long, env, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrent_requests: u32,
@@ -44,10 +47,10 @@ pub struct RouterArgs {
     /// Serve KServe's protocol as well, under /v2
     #[arg(long, env, value_parser = clap::builder::BoolishValueParser::new())]
     pub kserve: bool,
-    /// A path at which /vertex is served as well; Vertex AI sets the variable
+    /// A path at which /vertex is served as well, unless it has a route; Vertex AI sets the variable
     #[arg(long, env = "AIP_PREDICT_ROUTE", value_parser = parse_route)]
     pub vertex_predict_route: Option<String>,
-    /// A path at which /health is served as well; Vertex AI sets the variable
+    /// A path at which /health is served as well, unless it has a route; Vertex AI sets the variable
     #[arg(long, env = "AIP_HEALTH_ROUTE", value_parser = parse_route)]
     pub vertex_health_route: Option<String>,
     /// A key that clients have to send as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be given several times.
@@ -123,8 +126,9 @@ pub struct RouterArgs {
     /// Largest head of a request, all its headers together, in bytes
     #[arg(long, env, default_value_t = 65_536, help_heading = "Connections", value_parser = parse_header_size)]
     pub max_header_size: u32,
-    /// How long a connection without a request is kept, in seconds
-    #[arg(long, env, default_value_t = 75.0, help_heading = "Connections", value_parser = parse_seconds)]
+    /// How long a connection without a request is kept, in seconds: longer than load balancers keep theirs, or a request meets a
+    /// connection that closes (Google's: 600)
+    #[arg(long, env, default_value_t = 620.0, help_heading = "Connections", value_parser = parse_seconds)]
     pub idle_timeout: f64,
     /// How long a new connection may take until its first request's head is there, in seconds
     #[arg(long, env, default_value_t = 30.0, help_heading = "Connections", value_parser = parse_seconds)]
@@ -167,7 +171,7 @@ pub struct RouterArgs {
     /// Longest prompt and output together, in tokens [default: the model's context, or what fits]
     #[arg(long, env, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_total_tokens: Option<u32>,
-    /// Most prompts in one request to /v1/completions
+    /// Most prompts in one request to /v1/completions, and tensors in one of KServe's
     #[arg(long, env, default_value_t = 4, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_client_batch_size: u32,
 
@@ -227,6 +231,8 @@ pub struct ModelFiles {
     pub dir: PathBuf,
     /// Commit of the hub snapshot, when known.
     pub sha: Option<String>,
+    /// The task that the hub names for it, when known.
+    pub pipeline_tag: Option<String>,
     /// A tokenizer.json that was made for a model without one.
     pub tokenizer: Option<PathBuf>,
 }
@@ -296,7 +302,8 @@ fn parse_origin(text: &str) -> Result<String, &'static str> {
     HeaderValue::from_str(text).map(|_| text.into()).map_err(|_| "is not an origin")
 }
 
-fn parse_collector(text: &str) -> Result<String, &'static str> {
+/// Of `--otlp-endpoint`, which `penstock worker` has as well.
+pub fn parse_collector(text: &str) -> Result<String, &'static str> {
     let address =
         text.strip_prefix("http://").filter(|rest| !rest.starts_with(['/', ':']) && !rest.is_empty());
     match address.and_then(|_| text.parse::<axum::http::Uri>().ok()) {
@@ -368,6 +375,15 @@ pub fn parse_fraction(text: &str) -> Result<f32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_idle_connection_outlives_that_of_a_load_balancer() {
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let args = clap::FromArgMatches::from_arg_matches(&command.get_matches_from(["penstock"]));
+        let args: RouterArgs = args.expect("the defaults");
+        // Google's keep theirs for 600 s, Oracle's for 300, nginx and Amazon's for 60.
+        assert!(args.idle_timeout > 600.0);
+    }
 
     #[test]
     fn a_host_is_an_address_or_a_name_that_resolves() {

@@ -14,6 +14,7 @@ pub mod limits;
 pub mod telemetry;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,12 +83,13 @@ pub enum RunError {
 /// Ports below it may be root's alone (`net.ipv4.ip_unprivileged_port_start`).
 const FIRST_FREE_PORT: u16 = 1024;
 
-/// Checks the flags and takes the address of `--hostname` and `--port`, so that flags that contradict
+/// Checks the flags, and whether a record can be made, and takes the address of `--hostname` and `--port`, so that flags that contradict
 /// each other and a taken port are errors before anything is downloaded or loaded. Connections are refused
 /// until `run`.
 pub fn bind(args: &RouterArgs) -> Result<TcpSocket, FlagError> {
     limits::check_flags(args)?;
     http::check_flags(args)?;
+    check_record(args)?;
     let address = SocketAddr::new(args.hostname, args.port);
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     socket
@@ -121,8 +123,8 @@ fn refused(address: SocketAddr, error: &std::io::Error) -> FlagError {
 }
 
 /// Serves on `socket`, which `bind` gave, until `drain`, then lets running requests finish within `--shutdown-timeout`.
-/// Answers from the first moment on: 503 with the reason until `health` is `Ready`. `model` may take hours, where it is a
-/// download; then there are workers that load it. Dropped, it ends at once.
+/// Answers from the first moment on: 503 with the reason until `health` is `Ready`; with `--listen-when-ready` connections are refused
+/// until then. `model` may take hours, where it is a download; then there are workers that load it. Dropped, it ends at once.
 pub async fn run(
     socket: TcpSocket,
     config: Config,
@@ -131,40 +133,40 @@ pub async fn run(
     drain: CancellationToken,
 ) -> Result<(), RunError> {
     let configured = SocketAddr::new(config.args.hostname, config.args.port);
-    let listener = socket.listen(BACKLOG).map_err(|error| refused(configured, &error))?;
-    serve(listener, config, model, health, drain).await
-}
-
-async fn serve(
-    listener: TcpListener,
-    config: Config,
-    model: impl Future<Output = Result<(ModelFiles, Arc<dyn WorkerSource>), String>>,
-    health: HealthSender,
-    drain: CancellationToken,
-) -> Result<(), RunError> {
-    let address = listener.local_addr().map_err(|error| RunError::Http(error.to_string()))?;
+    let address = socket.local_addr().map_err(|error| RunError::Http(error.to_string()))?;
+    let listen = || socket.listen(BACKLOG).map_err(|error| refused(configured, &error));
     let shutdown_timeout = config.shutdown_timeout();
     let server = Server::new(config, health.subscribe())?;
     let stop = CancellationToken::new();
     let tls = http::tls(&server.config.args)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let accepting = tokio::spawn(http::serve(
-        listener,
-        tls,
-        http::ConnectionLimits::of(&server.config.args, drain.clone()),
-        http::ConnectionLimiter::of(&server.config.args),
-        http::router(server.clone())?,
-        stop.clone(),
-    ));
-    let mut accepting = AbortOnDropHandle::new(accepting);
+    let limits = http::ConnectionLimits::of(&server.config.args, drain.clone());
+    let limiter = http::ConnectionLimiter::of(&server.config.args);
+    let app = http::router(server.clone())?;
+    let accept = |listener: TcpListener| {
+        let accepting = http::serve(listener, tls, limits, limiter, app, stop.clone());
+        AbortOnDropHandle::new(tokio::spawn(accepting))
+    };
     // They end with the server; before, only by a panic.
     let mut telemetry = JoinSet::new();
     telemetry.spawn(metrics::upkeep());
     telemetry.spawn(metrics::follow(health.subscribe()));
 
-    let scheduler = tokio::select! {
-        scheduler = load(&server, model, &health) => Some(scheduler?),
-        () = drain.cancelled() => None,
+    let loading = async {
+        tokio::select! {
+            scheduler = load(&server, model, &health) => scheduler.map(Some),
+            () = drain.cancelled() => Ok(None),
+        }
+    };
+    let (scheduler, mut accepting) = if server.config.args.listen_when_ready {
+        let Some(scheduler) = loading.await? else {
+            health.send_replace(Health::Draining);
+            return Ok(());
+        };
+        (Some(scheduler), accept(listen()?))
+    } else {
+        let accepting = accept(listen()?);
+        (loading.await?, accepting)
     };
     if scheduler.is_some() {
         info!("serving on {scheme}://{address}");
@@ -225,7 +227,7 @@ async fn load(
     let seconds = || began.elapsed().as_secs_f64();
     starting(health, "loading the model");
 
-    let ModelFiles { dir, sha: model_sha, tokenizer } = files;
+    let ModelFiles { dir, sha: model_sha, pipeline_tag, tokenizer } = files;
     let tokenizer_config = args.tokenizer_config_path.clone();
     let workers = args.validation_workers;
     let prompt = async {
@@ -311,6 +313,7 @@ async fn load(
         chats,
         openapi: Default::default(),
         model_sha,
+        pipeline_tag,
         serving: Serving {
             prompt,
             scheduler: scheduler.clone(),
@@ -427,12 +430,29 @@ fn cache_namespace(config: &Config, model_sha: Option<&str>) -> Namespace {
     Namespace::of(parts.iter().map(|part| part.as_bytes()))
 }
 
+/// Whether the file of `--record` can be made, which is done when the model is loaded: a start that does not come so far leaves no
+/// file, which would be in the way of the next one.
+fn check_record(args: &RouterArgs) -> Result<(), FlagError> {
+    let Some(path) = &args.record else { return Ok(()) };
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
+    made.and_then(|_| std::fs::remove_file(path)).map_err(|error| no_record(path, &error))
+}
+
 /// With `--record`.
 fn recorder(args: &RouterArgs) -> Result<Option<Arc<Recorder>>, FlagError> {
     let Some(path) = &args.record else { return Ok(None) };
-    let recorder = Recorder::create(path, args.record_limit);
-    let recorder = recorder.map_err(|error| FlagError(format!("--record {}: {error}", path.display())))?;
+    let recorder = Recorder::create(path, args.record_limit).map_err(|error| no_record(path, &error))?;
     Ok(Some(Arc::new(recorder)))
+}
+
+fn no_record(path: &Path, error: &std::io::Error) -> FlagError {
+    let path = path.display();
+    FlagError(match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            format!("--record {path}: there is a file of this name, and each start needs a new one")
+        }
+        _ => format!("--record {path}: {error}"),
+    })
 }
 
 /// Such as `1-nvidia-l4`.
@@ -445,6 +465,27 @@ fn compute_type(devices: u32, device_name: &str) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_that_cannot_be_made_is_told_of_before_anything_is_loaded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let bound = |path: &Path| {
+            let command = <RouterArgs as clap::Args>::augment_args(clap::Command::new("penstock"));
+            let path = path.to_str().expect("UTF-8");
+            let line = ["penstock", "--hostname", "127.0.0.1", "--port", "0", "--record", path];
+            let args = clap::FromArgMatches::from_arg_matches(&command.get_matches_from(line));
+            bind(&args.expect("flags")).map(|_| ()).map_err(|error| error.0)
+        };
+        let record = folder.path().join("record");
+        assert_eq!(bound(&record), Ok(()));
+        assert!(!record.exists(), "it is made when the model is loaded");
+        std::fs::write(&record, "an earlier one").expect("written");
+        let line = bound(&record).expect_err("it is there");
+        assert!(line.ends_with("there is a file of this name, and each start needs a new one"), "{line}");
+        assert_eq!(std::fs::read(&record).expect("read"), b"an earlier one");
+        let line = bound(&folder.path().join("none").join("record")).expect_err("there is no folder");
+        assert!(line.starts_with("--record ") && line.contains("No such file or directory"), "{line}");
+    }
 
     #[test]
     fn a_port_that_is_roots_is_refused_with_those_that_are_not() {

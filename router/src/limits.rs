@@ -16,6 +16,7 @@ pub struct Limits {
     pub max_stop_sequences: u32,
     pub max_top_n_tokens: u32,
     pub max_client_batch_size: u32,
+    pub max_concurrent_requests: u32,
     /// Every token id is below it.
     pub vocab_size: u32,
     /// The lowest number that a request's `priority` may be.
@@ -180,6 +181,7 @@ impl Limits {
             max_stop_sequences: args.max_stop_sequences,
             max_top_n_tokens: args.max_top_n_tokens.min(model.max_top_tokens),
             max_client_batch_size: args.max_client_batch_size,
+            max_concurrent_requests: args.max_concurrent_requests,
             vocab_size: model.vocab_size,
             highest_priority: args.highest_priority,
             strict_requests: args.strict_requests,

@@ -2,14 +2,13 @@
 
 Run by the launcher, before any worker. Before a large download the doctor looks at what can be known of the model
 without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
-`{"snapshot": {"folder", "commit"}}` or `{"failed": one line for the user}`. Must not import torch, unless there is
+`{"snapshot": {"folder", "commit", "pipeline_tag"}}`, whose last member is null where the hub was not asked or names no task, or `{"failed": one line for the user}`. Must not import torch, unless there is
 something large to fetch.
 """
 
 import argparse
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 from penstock.hub import client
@@ -56,13 +55,20 @@ def main() -> int:
     )
     client.keep_xet_in(request.cache)
     client.keep_libraries_quiet()
-    bring = partial(client.download, examine=lambda folder: _problems(arguments, folder))
+    pipeline_tag: str | None = None
+
+    def bring(request: client.Request) -> Path:
+        nonlocal pipeline_tag
+        begun = client.begin(request)
+        pipeline_tag = begun.listing.pipeline_tag
+        return client.complete(request, begun, lambda folder: _problems(arguments, folder))
+
     try:
         folder = client.obtain(request, bring)
     except client.Unavailable as failure:
         client.write(failed=str(failure))
         return 1
-    client.write(snapshot={"folder": str(folder), "commit": folder.name})
+    client.write(snapshot={"folder": str(folder), "commit": folder.name, "pipeline_tag": pipeline_tag})
     return 0
 
 

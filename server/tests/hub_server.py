@@ -25,6 +25,7 @@ class Repo:
     """Files are given only to who shows it; the listing to everybody, as with gated repositories."""
     sizes: dict[str, int] = field(default_factory=dict)
     """What the listing says of a file's size, where that is not the truth."""
+    pipeline_tag: str | None = None
     before: Repo | None = None
     """An earlier commit, which is to be had by its name."""
 
@@ -133,6 +134,8 @@ class Hub:
             return self._send(request, 200, json.dumps(entries).encode())
         siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
         info = {"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings, "tags": []}
+        if repo.pipeline_tag is not None:
+            info["pipeline_tag"] = repo.pipeline_tag
         return self._send(request, 200, json.dumps(info).encode())
 
     def _resolve(self, request: BaseHTTPRequestHandler, name: str, revision: str, file: str) -> None:

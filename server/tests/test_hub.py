@@ -110,6 +110,18 @@ def test_what_is_there_is_not_fetched_again(machine: Machine) -> None:
     assert machine.hub.bodies() == []
 
 
+def test_the_task_that_the_hub_names_is_handed_up(machine: Machine) -> None:
+    """It comes with the listing: no other question is asked for it. Without the hub nobody knows it."""
+    machine.hub.repos["owner/tagged"] = Repo(dict(FILES), pipeline_tag="text2text-generation")
+    assert machine.run("owner/model").lines[-1]["snapshot"]["pipeline_tag"] is None
+    asked = len(machine.hub.seen)
+    machine.hub.seen.clear()
+    assert machine.run("owner/tagged").lines[-1]["snapshot"]["pipeline_tag"] == "text2text-generation"
+    assert len(machine.hub.seen) == asked
+    offline = machine.run("owner/tagged", HF_HUB_OFFLINE="1")
+    assert offline.lines[-1]["snapshot"]["pipeline_tag"] is None
+
+
 def test_shards_are_those_that_the_index_names(machine: Machine) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     shards = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": WEIGHTS[1:]}

@@ -311,6 +311,7 @@ pub mod tests {
             max_stop_sequences: 4,
             max_top_n_tokens: 5,
             max_client_batch_size: 4,
+            max_concurrent_requests: 128,
             vocab_size: 1000,
             highest_priority: -5,
             strict_requests: false,

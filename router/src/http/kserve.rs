@@ -41,8 +41,11 @@ pub async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
     }
 }
 
-pub async fn model_metadata(Path(path): Path<HashMap<String, String>>) -> Response<Body> {
-    if let Err(error) = checked_path(&path) {
+pub async fn model_metadata(
+    State(server): State<Arc<Server>>,
+    Path(path): Path<HashMap<String, String>>,
+) -> Response<Body> {
+    if let Err(error) = checked_path(&path).and_then(|()| server.loaded().map(|_| ())) {
         return error.response(Family::Tgi);
     }
     let version = path.get("version").map_or("1", String::as_str);

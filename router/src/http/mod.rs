@@ -74,6 +74,7 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     }
     let hosts: Arc<[AllowedHost]> = args.allowed_hosts.as_slice().into();
     let aliases = platforms::Aliases::of(args);
+    platforms::Aliases::log_own_routes(args);
     let router = handlers::router(args)
         .fallback(unknown)
         .with_state(server)

@@ -252,7 +252,7 @@ fn schema(field: &Field, limits: &Limits) -> Value {
         }
         _ if field.name == request_fields::INSTANCES.name => {
             let one_of = [RequestSchema::Generate, RequestSchema::Chat].map(|one| reference(one.name()));
-            let most = limits.most(Most::Prompts);
+            let most = limits.most(Most::Sequences);
             json!({ "type": "array", "minItems": 1, "maxItems": most, "items": { "anyOf": one_of } })
         }
         _ if field.name == request_fields::STOP_TOKEN_IDS.name => {

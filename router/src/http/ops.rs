@@ -75,7 +75,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         model_id: &config.model_id,
         model_sha: loaded.model_sha.as_deref(),
         revision: config.revision.as_deref(),
-        model_pipeline_tag: "text-generation",
+        model_pipeline_tag: loaded.pipeline_tag.as_deref(),
         model_type: &model.model_type,
         recipe: &model.recipe,
         model_dtype: &model.dtype,
@@ -202,7 +202,8 @@ pub struct Info<'a> {
     model_sha: Option<&'a str>,
     /// As `--revision` says; null without it. `model_sha` is the commit.
     revision: Option<&'a str>,
-    model_pipeline_tag: &'static str,
+    /// The task that the hub names for the model; null where that is not known.
+    model_pipeline_tag: Option<&'a str>,
     model_type: &'a str,
     recipe: &'a str,
     model_dtype: &'a str,

@@ -56,6 +56,8 @@ pub enum Most {
     TopTokens,
     InputTokens,
     Prompts,
+    /// As many as this server ever has at once.
+    Sequences,
 }
 
 /// A lower bound.
@@ -113,6 +115,7 @@ impl Limits {
             Most::TopTokens => (self.max_top_n_tokens.into(), Some("--max-top-n-tokens")),
             Most::InputTokens => (self.max_input_tokens.into(), Some("--max-input-tokens")),
             Most::Prompts => (self.max_client_batch_size.into(), Some("--max-client-batch-size")),
+            Most::Sequences => (self.max_concurrent_requests.into(), Some("--max-concurrent-requests")),
         }
     }
 
@@ -184,7 +187,8 @@ pub const INPUTS: Field = field("inputs", Kind::Prompt, "required", "The prompt"
 pub const PARAMETERS: Field = field("parameters", Kind::Object, "{}", "How to generate");
 pub const INSTANCES: Field = field(
     "instances",
-    Kind::List { most: Most::Prompts },
+    // Batch predictions of Vertex AI send 64 at once unless told otherwise.
+    Kind::List { most: Most::Sequences },
     "required",
     "Requests of `/generate` or chats, answered together",
 );
@@ -223,7 +227,11 @@ pub const TYPICAL_P: Field =
 pub const DO_SAMPLE: Field = flag("do_sample", "Sample; otherwise the most likely token is taken");
 pub const MAX_NEW_TOKENS: Field =
     count("max_new_tokens", 1, TOKENS, "as many as fit", "Most tokens to generate");
-pub const RETURN_FULL_TEXT: Field = flag("return_full_text", "Put the prompt before the generated text");
+pub const RETURN_FULL_TEXT: Field = flag(
+    "return_full_text",
+    "Put the prompt before the generated text; at `/` and `/invocations` true unless given, where the model's task on the hub is \
+     `text-generation`, or not known of a decoder",
+);
 pub const STOP: Field = field(
     "stop",
     Kind::Texts { most: Most::StopSequences, longest: STOP_LENGTH },
@@ -244,7 +252,7 @@ pub const GRAMMAR: Field = field(
     "grammar",
     Kind::Any,
     "none",
-    "`{\"type\": \"json\" | \"json_schema\" | \"regex\" | \"choice\" | \"lark\", \"value\": ...}`: what the text has to be, see \
+    "`{\"type\": ..., \"value\": ...}`: what the text has to be, by `json`, `json_schema`, `regex`, `choice` or `lark`, see \
      structured-output.md",
 );
 pub const ADAPTER_ID: Field = name("adapter_id", "none", "A loaded LoRA adapter; none can be loaded yet");

@@ -285,6 +285,20 @@ impl Route {
         self.is_asked_for.is_none_or(|is_asked_for| is_asked_for(args))
     }
 
+    /// Whether `path` is one of its, as the router sees it.
+    fn matches(&self, path: &str) -> bool {
+        let mut given = path.split('/');
+        for segment in self.path.split('/') {
+            match given.next() {
+                Some(rest) if segment.starts_with("{*") => return !rest.is_empty() || given.next().is_some(),
+                Some(one) if segment.starts_with('{') && !one.is_empty() => {}
+                Some(one) if segment == one => {}
+                _ => return false,
+            }
+        }
+        given.next().is_none()
+    }
+
     /// Whether a request to it needs a key, where the server has any; of the page's files `is_open` knows more.
     pub fn needs_key(&self, args: &RouterArgs) -> bool {
         match self.access {
@@ -300,6 +314,11 @@ impl Route {
 pub fn is_open(args: &RouterArgs, path: &str) -> bool {
     let mut reads = ROUTES.iter().filter(|route| route.method == Verb::Get);
     page::is_file(path) || reads.any(|route| route.path == path && !route.needs_key(args))
+}
+
+/// The route that is served at `path`, if there is one.
+pub fn route_of(args: &RouterArgs, method: Verb, path: &str) -> Option<&'static Route> {
+    ROUTES.iter().find(|route| route.method == method && route.is_served(args) && route.matches(path))
 }
 
 /// What tells whether the server lives or serves.
@@ -340,6 +359,31 @@ mod tests {
             assert!(!works || route.needs_key(&args), "{}", route.path);
             assert!(works || !route.counted, "{}", route.path);
         }
+    }
+
+    #[test]
+    fn the_route_of_a_path_is_the_one_that_the_router_finds() {
+        let plain = args(&[]);
+        let handler =
+            |args: &RouterArgs, method, path| route_of(args, method, path).map(|route| route.handler);
+        for (method, path, expected) in [
+            (Verb::Post, "/v1/chat/completions", Some(Handler::ChatCompletions)),
+            (Verb::Get, "/v1/chat/completions", None),
+            (Verb::Post, "/", Some(Handler::Compat)),
+            (Verb::Get, "/", Some(Handler::Index)),
+            (Verb::Get, "/v1/models", Some(Handler::Models)),
+            (Verb::Get, "/v1/models/", None),
+            (Verb::Get, "/v1/models/owner/name", Some(Handler::Model)),
+            (Verb::Post, "/v1/endpoints/1/deployedModels/2:predict", None),
+            (Verb::Post, "/generate/", None),
+            (Verb::Post, "/v2/models/any/infer", None),
+        ] {
+            assert_eq!(handler(&plain, method, path), expected, "{path}");
+        }
+        let kserve = args(&["--kserve"]);
+        assert_eq!(handler(&kserve, Verb::Post, "/v2/models/any/infer"), Some(Handler::KserveInfer));
+        assert_eq!(handler(&kserve, Verb::Post, "/v2/models//infer"), None);
+        assert_eq!(handler(&kserve, Verb::Post, "/v2/models/a/b/infer"), None);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Loaded {
     pub serving: Serving,
     /// Commit of the hub snapshot, when known.
     pub model_sha: Option<String>,
+    /// The task that the hub names for the model, when known.
+    pub pipeline_tag: Option<String>,
     /// How the model writes calls and reasoning.
     pub chats: ChatFormats,
     pub limits: Limits,
@@ -54,6 +56,17 @@ pub struct Loaded {
     pub max_slots: u32,
     /// Of the header `x-compute-type`, such as `1-nvidia-l4`.
     pub compute_type: HeaderValue,
+}
+
+impl Loaded {
+    /// Whether `POST /` puts the prompt before the text unless asked: as in TGI where the model's task is to continue texts, or
+    /// is not known. What an encoder-decoder says does not continue its input.
+    pub fn returns_full_text(&self) -> bool {
+        match &self.pipeline_tag {
+            Some(tag) => tag == "text-generation",
+            None => !self.model.is_encoder_decoder(),
+        }
+    }
 }
 
 impl Server {

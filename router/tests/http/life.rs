@@ -89,6 +89,62 @@ async fn while_loading_every_route_says_so_and_the_process_is_alive() {
     assert_eq!(served.post("/generate", generate(1)).await.status, 200);
 }
 
+/// What tells of the process alone is answered; all that generates or tells of the model is not.
+#[tokio::test]
+async fn while_loading_no_route_passes_for_one_of_a_loaded_model() {
+    let setup = Setup { flags: vec!["--kserve"], ..Setup::default() };
+    let served = Served::start(setup, |workers| workers.hold());
+    served.until(|health| *health == Health::Starting("loading the model".into())).await;
+    for (path, status) in [
+        ("/health", 503),
+        ("/ping", 503),
+        ("/readyz", 503),
+        ("/", 503),
+        ("/info", 503),
+        ("/v1/models", 503),
+        ("/v1/models/test/model", 503),
+        ("/v2/health/ready", 503),
+        ("/v2/models/any", 503),
+        ("/v2/models/any/ready", 503),
+        ("/v2/models/any/versions/1", 503),
+        ("/v2/models/any/versions/1/ready", 503),
+        ("/api-doc/openapi.json", 503), // it has limits that the model sets
+        ("/livez", 200),
+        ("/metrics", 200),
+        ("/docs", 200),
+        ("/page/main.js", 200),
+        ("/v2", 200),
+        ("/v2/health/live", 200),
+    ] {
+        assert_eq!(served.get(path).await.status, status, "{path}");
+    }
+    served.workers.release();
+    served.until(|health| *health == Health::Ready).await;
+    assert_eq!(served.get("/v2/models/any").await.good()["name"], "any");
+}
+
+#[tokio::test]
+async fn where_the_port_opens_when_the_model_is_ready_connections_are_refused_until_then() {
+    let listening_late = || Setup { flags: vec!["--listen-when-ready"], ..Setup::default() };
+    let served = Served::start(listening_late(), |workers| workers.hold());
+    let refused = async || {
+        let error = within(TcpStream::connect(served.address)).await.expect_err("nothing listens");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    };
+    refused().await;
+    served.until(|health| *health == Health::Starting("loading the model".into())).await;
+    refused().await;
+    served.workers.release();
+    served.until(|health| *health == Health::Ready).await;
+    assert_eq!(served.get("/health").await.status, 200);
+    assert_eq!(served.post("/generate", generate(1)).await.status, 200);
+
+    let served = Served::start(listening_late(), |workers| workers.hold());
+    served.until(|health| *health == Health::Starting("loading the model".into())).await;
+    served.drain.cancel();
+    within(served.running).await.expect("no panic").expect("a stop is no failure");
+}
+
 #[tokio::test]
 async fn a_model_that_is_being_downloaded_is_no_reason_to_end_the_process() {
     let fetched = Arc::new(Notify::new());

@@ -3,6 +3,7 @@
 mod life;
 mod metrics;
 mod openai;
+mod platforms;
 mod reasoning;
 mod refusals;
 mod served;

@@ -297,13 +297,16 @@ async fn a_request_of_more_sequences_than_there_are_places_is_told_that_it_canno
         ("/v1/completions", json!({"prompt": "hi", "best_of": 2, "stream": false}), "best_of"),
         ("/v1/completions", json!({"prompt": ["hi", "ho"], "stream": true}), "prompt"),
         ("/v1/chat/completions", json!({"messages": chat, "n": 2}), "n"),
-        ("/vertex", json!({"instances": [{"inputs": "hi"}, {"inputs": "ho"}]}), "instances"),
     ] {
         let answer = served.post(path, body).await;
         assert_eq!(answer.status, 422, "{path}: {answer:?}");
         let says = format!("`{field}` must ask for <= 1 sequences (--max-concurrent-requests). Given: 2");
         assert!(message(path, &answer.json()).ends_with(&says), "{path}: {answer:?}");
     }
+    let answer = served.post("/vertex", json!({"instances": [{"inputs": "hi"}, {"inputs": "ho"}]})).await;
+    assert_eq!(answer.status, 422, "{answer:?}");
+    let says = "`instances` must have at most 1 (--max-concurrent-requests) entries. Given: 2";
+    assert!(message("/vertex", &answer.json()).ends_with(says), "{answer:?}");
     assert_eq!(served.post("/generate", taken("/generate")).await.status, 200);
 }
 

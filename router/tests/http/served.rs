@@ -47,6 +47,8 @@ pub struct Setup {
     pub script: Script,
     pub flags: Vec<&'static str>,
     pub chat_template: &'static str,
+    /// As the hub names the model's task.
+    pub pipeline_tag: Option<&'static str>,
     /// The model's files are there once this is notified; else at once.
     pub fetched: Option<Arc<Notify>>,
 }
@@ -65,6 +67,7 @@ impl Default for Setup {
             flags: Vec::new(),
             chat_template: "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
                 {% if add_generation_prompt %}<|turn|>assistant {% endif %}",
+            pipeline_tag: Some("text-generation"),
             fetched: None,
         }
     }
@@ -117,7 +120,12 @@ impl Served {
         };
         let health = watch::Sender::new(Health::Starting("reading flags".into()));
         let (seen, drain) = (health.subscribe(), CancellationToken::new());
-        let files = ModelFiles { dir: folder.path().to_path_buf(), sha: Some("abc".into()), tokenizer: None };
+        let files = ModelFiles {
+            dir: folder.path().to_path_buf(),
+            sha: Some("abc".into()),
+            pipeline_tag: setup.pipeline_tag.map(Into::into),
+            tokenizer: None,
+        };
         let source: Arc<dyn WorkerSource> = workers.clone();
         let fetched = setup.fetched;
         let model = async move {

@@ -1,5 +1,6 @@
 //! TGI's routes, as its clients use them.
 
+use penstock_core::worker::mock::MockConfig;
 use serde_json::{Value, json};
 
 use crate::served::{END, Served, Setup};
@@ -180,6 +181,32 @@ async fn the_root_route_answers_a_list_with_the_prompt_in_the_text() {
     request["parameters"]["return_full_text"] = json!(false);
     request["stream"] = json!(false);
     assert_eq!(served.post("/", request).await.good(), json!([{"generated_text": text}]));
+}
+
+#[tokio::test]
+async fn the_prompt_goes_before_the_text_where_the_models_task_is_to_continue_it() {
+    let encoder_decoder = || MockConfig { decoder_start_ids: vec![5], ..Setup::default().mock };
+    for (pipeline_tag, mock, full_text) in [
+        (Some("text-generation"), Setup::default().mock, true),
+        (None, Setup::default().mock, true),
+        (Some("text2text-generation"), Setup::default().mock, false),
+        (Some("image-text-to-text"), Setup::default().mock, false),
+        (None, encoder_decoder(), false),
+        (Some("text-generation"), encoder_decoder(), true),
+    ] {
+        let case = format!("{pipeline_tag:?}, {:?}", mock.decoder_start_ids);
+        let served = Served::ready(Setup { pipeline_tag, mock, ..Setup::default() }).await;
+        assert_eq!(served.get("/info").await.good()["model_pipeline_tag"], json!(pipeline_tag), "{case}");
+        let request =
+            |stream| json!({"inputs": "hello", "parameters": {"max_new_tokens": 5}, "stream": stream});
+        for path in ["/", "/invocations"] {
+            let answer = served.post(path, request(false)).await.good();
+            let text = answer[0]["generated_text"].as_str().expect("text");
+            assert_eq!(text.starts_with("hello"), full_text, "{case}, {path}: {text}");
+            let events = served.events(path, request(true)).await;
+            assert_eq!(events.last().expect("events")["generated_text"], text, "{case}, {path}");
+        }
+    }
 }
 
 #[tokio::test]

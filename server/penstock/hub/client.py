@@ -111,10 +111,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the hub has: a commit, and its files with their sizes in bytes."""
+    """What the hub has: a commit, its files with their sizes in bytes, and the task that it names for the model, if it does."""
 
     commit: str
     sizes: dict[str, int]
+    pipeline_tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def keep_libraries_quiet() -> None:
 
 
 def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
-    """The folder that `bring` makes, such as `download`. Raises Unavailable.
+    """The folder that `bring` makes, by `begin` and `complete`. Raises Unavailable.
 
     Where the hub does not answer, or does not send a file, or where what it sends cannot be kept, it is the snapshot that is in the cache.
     """
@@ -232,11 +233,10 @@ def forbidden(request: Request, error: OSError) -> str:
     return f"the download of {request.repo} cannot be kept in {place}: {why}; --huggingface-hub-cache names another folder"
 
 
-def download(request: Request, examine: Callable[[Path], list[str]]) -> Path:
+def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]]) -> Path:
     """The folder of a complete snapshot. `examine` says what speaks against serving a folder, and is asked before
     something large is fetched.
     """
-    begun = begin(request)
     commit, left = begun.listing.commit, begun.left
     if left:
         check_room(request, begun.listing, left)
@@ -334,7 +334,8 @@ def look_up(request: Request) -> Listing:
     )
     if info.sha is None:
         raise Unavailable(f"the hub names no commit of {request.repo}")
-    return Listing(info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []})
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    return Listing(info.sha, sizes, info.pipeline_tag)
 
 
 def check_small(names: Collection[str], request: Request) -> None:

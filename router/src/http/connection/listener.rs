@@ -31,6 +31,7 @@ use crate::http::connection::limiter::{Activity, Admission, ConnectionLimiter, I
 use crate::http::connection::wake_gate::WakeGate;
 use crate::http::connection::write_timeout::WriteTimeout;
 use crate::http::error::{ApiError, Family};
+use crate::http::platforms::Aliases;
 use crate::http::shares::Shares;
 use crate::http::unplaced::{self, Unplaced};
 use crate::http::{host, routes};
@@ -80,7 +81,7 @@ pub struct ConnectionLimits {
 
 impl ConnectionLimits {
     pub fn of(args: &RouterArgs, draining: CancellationToken) -> Self {
-        let alias = args.vertex_health_route.iter().cloned();
+        let alias = Aliases::of(args).health;
         Self {
             max_header_size: args.max_header_size,
             idle: Duration::from_secs_f64(args.idle_timeout),

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
-use crate::http::body;
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
@@ -23,6 +22,7 @@ use crate::http::sampling::most_likely_first;
 use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
 use crate::http::warnings::Warnings;
+use crate::http::{body, platforms};
 use request::{GenerateRequest, Route};
 pub use request::{inputs_alone, text_request};
 use response::{Candidate, Details, StreamDetails, Told, prefill_token, token, top_token, top_tokens};
@@ -32,6 +32,9 @@ const NAMES: FieldNames = FieldNames::TGI;
 
 pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        if platforms::has_instances(&context, "/generate", &body).await {
+            return platforms::predictions(context, body).await;
+        }
         let request =
             body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Generate))
                 .await?;
@@ -50,15 +53,22 @@ pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request
     .await
 }
 
-/// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise.
+/// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise, or the model is for something else.
 pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
-    RequestContext::answer(server, request, Family::Tgi, compat_answer).await
+    RequestContext::answer(server, request, Family::Tgi, async |context, body| {
+        if platforms::has_instances(&context, "/", &body).await {
+            return platforms::predictions(context, body).await;
+        }
+        compat_answer(context, body).await
+    })
+    .await
 }
 
 pub async fn compat_answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
-    let (stream, request) = body::parse(context.server(), body, |fields, _| {
+    let (stream, request) = body::parse(context.server(), body, |fields, server| {
         let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
-        let route = if stream { Route::CompatStream } else { Route::Compat };
+        let full_text = server.loaded()?.returns_full_text();
+        let route = if stream { Route::CompatStream { full_text } } else { Route::Compat { full_text } };
         Ok((stream, GenerateRequest::parse(fields, route)?))
     })
     .await?;

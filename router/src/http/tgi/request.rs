@@ -19,20 +19,24 @@ use crate::http::warnings::{Warnings, names};
 pub enum Route {
     Generate,
     Stream,
-    Compat,
-    CompatStream,
+    /// `POST /`. `full_text`: the prompt goes before the text where a request does not say.
+    Compat {
+        full_text: bool,
+    },
+    CompatStream {
+        full_text: bool,
+    },
     /// Of others, whose answer is the text alone.
     Text,
 }
 
 impl Route {
     fn streams(self) -> bool {
-        matches!(self, Route::Stream | Route::CompatStream)
+        matches!(self, Route::Stream | Route::CompatStream { .. })
     }
 
-    /// TGI does so where the model's pipeline is text generation, or not known.
     fn returns_full_text(self) -> bool {
-        matches!(self, Route::Compat | Route::CompatStream)
+        matches!(self, Route::Compat { full_text: true } | Route::CompatStream { full_text: true })
     }
 }
 
@@ -362,7 +366,7 @@ mod tests {
     #[test]
     fn what_cannot_be_streamed_is_refused_when_streaming() {
         let with = |parameters: &str| format!("{{\"inputs\": \"x\", \"parameters\": {parameters}}}");
-        for route in [Route::Stream, Route::CompatStream] {
+        for route in [Route::Stream, Route::CompatStream { full_text: true }] {
             let error = parsed(&with(r#"{"decoder_input_details": true}"#), route).err();
             assert!(error.is_some_and(|error| error.contains("`decoder_input_details`")));
             let error = parsed(&with(r#"{"best_of": 2}"#), route).err();
@@ -371,11 +375,16 @@ mod tests {
     }
 
     #[test]
-    fn the_root_route_returns_the_prompt_unless_told_otherwise() {
-        let body = r#"{"inputs": "x"}"#;
-        assert_eq!(parsed(body, Route::Compat).expect("valid").prefix, "x");
-        assert_eq!(parsed(body, Route::CompatStream).expect("valid").prefix, "x");
-        let body = r#"{"inputs": "x", "parameters": {"return_full_text": false}}"#;
-        assert_eq!(parsed(body, Route::Compat).expect("valid").prefix, "");
+    fn the_root_route_returns_the_prompt_as_the_request_says_or_the_model_is_for() {
+        for full_text in [true, false] {
+            for route in [Route::Compat { full_text }, Route::CompatStream { full_text }] {
+                let prefix = |body| parsed(body, route).expect("valid").prefix;
+                assert_eq!(prefix(r#"{"inputs": "x"}"#), if full_text { "x" } else { "" });
+                let null = r#"{"inputs": "x", "parameters": {"return_full_text": null}}"#;
+                assert_eq!(prefix(null), if full_text { "x" } else { "" });
+                assert_eq!(prefix(r#"{"inputs": "x", "parameters": {"return_full_text": false}}"#), "");
+                assert_eq!(prefix(r#"{"inputs": "x", "parameters": {"return_full_text": true}}"#), "x");
+            }
+        }
     }
 }
