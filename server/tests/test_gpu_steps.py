@@ -7,9 +7,11 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,11 @@ from torch import Tensor
 import checkpoints
 from client import DEVICE, row
 from driver import Driver
-from penstock.engine import decoder_steps, step_graphs
+from penstock.engine import device_pages, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
+from penstock.engine.plan import Plan
+from penstock.engine.state_metadata import make_state_metadata
+from penstock.engine.state_places import StatePlaces
 from penstock.engine.step_graphs import Compute, StepGraphs, mixed_sizes, sizes
 from penstock.engine.warm_up import warm_up
 from penstock_kernels import convolution, delta_rule, experts, scan
@@ -49,7 +54,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
 
     def make(folder: Path, capture: Any = None, **options: Any) -> Driver:
         with monkeypatch.context() as patch:
-            patch.setattr(decoder_steps, "has_kernels", lambda device: True)
+            patch.setattr(device_pages, "has_kernels", lambda device: True)
             if capture is not None or DEVICE == "cpu":
                 patch.setattr(step_graphs, "capture", capture or computed_again)
             if DEVICE == "cpu":
@@ -93,7 +98,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
 def without(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> Driver:
     """A driver whose steps are those of plain torch."""
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_steps, "has_kernels", lambda device: False)
+        patch.setattr(device_pages, "has_kernels", lambda device: False)
         return Driver(folder, **options)
 
 
@@ -370,6 +375,115 @@ def test_what_is_asked_for_at_first_leaves_nothing_behind(
     text = prompt(np.random.default_rng(3), 20)
     compare(ours, plain, [row(0, text, 0, [0, 1], start={"repetition_penalties": 1.3})])
     compare(ours, plain, [row(0, None, 20)])
+
+
+class FakeCuda:
+    """In place of torch's streams and captures, of which one fails at its end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_at: str, recovers: bool) -> None:
+        self.stream, self.ended, self.fails_at, self.recovers = "own", [], fails_at, recovers
+        aside = SimpleNamespace(wait_stream=lambda stream: None)
+        monkeypatch.setattr(step_graphs, "_aside", lambda device: aside)
+        for name, fake in {
+            "current_stream": lambda device: SimpleNamespace(
+                name=self.stream, wait_stream=lambda stream: None
+            ),
+            "set_stream": lambda stream: setattr(self, "stream", stream.name),
+            "stream": lambda stream: nullcontext(),
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "graph": self.graph,
+            "current_device": lambda: 0,
+            "empty_cache": self.empty_cache,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(
+            torch._C, "_cuda_endAllocateToPool", lambda *given: self.ended.append(given), raising=False
+        )
+
+    @contextmanager
+    def graph(self, graph: object, pool: object, capture_error_mode: str) -> Iterator[None]:
+        """A capture; at its end versions of torch before 2.15 leave its stream current where that fails."""
+        self.stream = "capture"
+        try:
+            yield
+        except RuntimeError:
+            if self.fails_at == "compute":
+                raise
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+        if self.fails_at == "end":
+            raise RuntimeError("CUDA error: out of memory")
+        self.stream = "own"
+
+    def empty_cache(self) -> None:
+        """As torch's allocator asserts."""
+        if not self.recovers:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+
+@pytest.mark.parametrize("fails_at", ["compute", "both", "end"])
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_capture_that_fails_leaves_no_stream_and_no_capture_behind(
+    fails_at: str, recovers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was "served without graphs" had an allocator that believed in a capture, and ran out of memory some requests later."""
+    computed = []
+
+    def compute() -> tuple[Tensor, ...]:
+        computed.append(1)
+        if len(computed) > 1 and fails_at != "end":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return (torch.zeros(1),)
+
+    cuda = FakeCuda(monkeypatch, fails_at, recovers)
+    # Torch ends a capture by itself where what is computed has failed and its end has not.
+    is_ended = fails_at == "compute"
+    error = RuntimeError if recovers or is_ended else step_graphs.CaptureGoesOn
+    with pytest.raises(error) as caught:
+        step_graphs.capture(compute, torch.device("cuda"), (0, 1))
+    assert type(caught.value) is error
+    assert cuda.stream == "own"
+    assert cuda.ended == ([] if is_ended else [(0, (0, 1))])
+    assert ("PENSTOCK_GPU_GRAPHS=none" in str(caught.value)) == (error is not RuntimeError)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="records graphs")
+def test_a_step_that_cannot_be_recorded_leaves_torch_as_it_was() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def compute() -> tuple[Tensor, ...]:
+        made = torch.zeros(1 << 20, device=device)
+        return (made * made.sum().item(),)
+
+    with pytest.raises(RuntimeError):
+        step_graphs.capture(compute, device, torch.cuda.graph_pool_handle())
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.cuda.empty_cache()
+    step_graphs.capture(lambda: (torch.zeros(9, device=device),), device, torch.cuda.graph_pool_handle())
+
+
+def test_what_states_a_step_advances_is_sent_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch waits for all that a GPU was given before where a copy does not say otherwise."""
+    move, sent = Tensor.to, []
+
+    def watched(tensor: Tensor, *given: Any, **options: Any) -> Tensor:
+        assert options.get("non_blocking"), "the host waits"
+        sent.append(tensor)
+        return move(tensor, *given, **options)
+
+    monkeypatch.setattr(Tensor, "to", watched)
+    none = np.zeros(0, np.uint32)
+    states = StatePlaces(4, 2, 4)
+    for drafts in ([0, 0, 0], [1, 0, 0]):
+        counts = np.array([1 + drafts[0], 1, 5])
+        slots = np.arange(3)
+        plan = Plan(1, none, slots, np.zeros(3, np.uint8), slots, counts, none, slots, none, none, None)
+        plan.saves = np.array([(1, 1, 0), (2, 3, 1)])
+        if any(drafts):
+            plan.drafts = np.array(drafts)
+            states.take(slots[:1], plan.drafts[:1])
+        rows = np.repeat(slots, [counts[0], 1, 1])
+        make_state_metadata(plan, rows, len(rows) - 1, states, False, torch.device("meta"))
+    assert len(sent) > 6
 
 
 # By the operation that advances their states: small models, and what else than states they have.

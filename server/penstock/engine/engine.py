@@ -49,7 +49,7 @@ from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock.telemetry import log
-from penstock_kernels.gpu.choice import why_not
+from penstock_kernels.gpu.choice import may_record_graphs, unwritable_cache, why_not
 from penstock_kernels.program import Array
 from penstock_kernels.run import MOST_MADE, Inbox, Pause
 
@@ -312,12 +312,19 @@ class Engine:
             return HostArrays()
         from penstock.engine.torch_arrays import TorchArrays
 
-        if self.device.type == "cuda" and (reason := why_not()) is not None:
-            log(
-                "WARNING",
-                f"plain torch computes on the GPU, several times slower than our kernels: {reason}",
-                progress=True,
-            )
+        if self.device.type == "cuda":
+            if (reason := why_not()) is not None:
+                log(
+                    "WARNING",
+                    f"plain torch computes on the GPU, several times slower than our kernels: {reason}",
+                    progress=True,
+                )
+            elif (unwritable := unwritable_cache()) is not None:
+                log(
+                    "WARNING",
+                    f"kernels are compiled anew at every start: {unwritable} cannot be written (TRITON_CACHE_DIR)",
+                    progress=True,
+                )
         return TorchArrays(self.dtype, self.device)
 
     def _make_sampler(self) -> SlotSampling:
@@ -350,7 +357,7 @@ class Engine:
 
     def _make_graphs(self) -> "StepGraphs | None":
         """Steps that are launched at once, where a GPU runs a decoder of ours by itself."""
-        if self.device.type != "cuda" or self.group.everyone.size > 1:
+        if self.device.type != "cuda" or self.group.everyone.size > 1 or not may_record_graphs():
             return None
         from penstock.engine.decoder_steps import DecoderSteps
         from penstock.engine.step_graphs import StepGraphs

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import penstock_kernels as ops
 from penstock.engine.columns import I64
+from penstock.engine.device_copies import to_device
 from penstock.engine.plan import Plan
 from penstock.engine.state_places import StatePlaces
 
@@ -21,7 +22,7 @@ def make_state_metadata(
     """
 
     def on_device(numbers: list[int] | I64) -> Tensor:
-        return torch.from_numpy(np.asarray(numbers, np.int64)).to(device)
+        return to_device(np.asarray(numbers, np.int64), device)
 
     def copies(made: Copies) -> tuple[Tensor | None, Tensor | None]:
         if not made:

@@ -13,7 +13,7 @@ Long prompts are launched one kernel after the other: a GPU takes longer for eac
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -31,10 +31,12 @@ from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import MASKED, Plan, are_decodes
 from penstock.engine.slot_sampling import Sampled, SlotSampling
 from penstock.engine.tables import BLOCK_SIZE
+from penstock.errors import one_line
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Model
 from penstock.models.step import Step
 from penstock.telemetry import log
+from penstock_kernels.gpu.choice import GRAPHS
 
 # Rows of a graph of decodes, and single tokens of a mixed one, at most. Weights are read once for all, so that a few more cost little.
 MOST_ROWS = 256
@@ -73,6 +75,10 @@ def mixed_sizes(most: int, most_tokens: int, has_drafts: bool) -> list[tuple[int
     return [(single, many) for many in tokens for single in sorted(set(singles)) if single + many]
 
 
+class CaptureGoesOn(Exception):
+    """No step can be served after this. No RuntimeError: what else cannot be recorded is served without graphs."""
+
+
 # What a graph computes: of a step tokens and hidden states, of a choice what is told of it.
 Compute = Callable[[], tuple[Tensor, ...]]
 
@@ -86,12 +92,42 @@ def capture(
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         compute()
-    torch.cuda.current_stream(device).wait_stream(aside)
+    own = torch.cuda.current_stream(device)
+    own.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    # Another thread may be asked meanwhile whether the device answers.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        results = compute()
+    failed: Exception | None = None
+    try:
+        # Another thread may be asked meanwhile whether the device answers.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            try:
+                results = compute()
+            except Exception as error:
+                failed = error
+                raise
+    except RuntimeError as error:
+        if error is not failed:
+            _end_capture(device, pool, error)
+        raise
+    finally:
+        # Some versions of torch stay on the capture's stream where its end fails.
+        torch.cuda.set_stream(own)
     return graph.replay, results
+
+
+def _end_capture(device: torch.device, pool: Any, error: RuntimeError) -> None:
+    """Where a capture did not end, torch's allocator goes on as if it were underway: it gives no memory back, so that steps run out of it, and
+    asking it to is an error. Tells it the end. Raises CaptureGoesOn where that does not help.
+    """
+    number = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        with suppress(RuntimeError):  # what has failed was behind that end
+            torch._C._cuda_endAllocateToPool(number, pool)
+        torch.cuda.empty_cache()
+    except (RuntimeError, AttributeError) as left:
+        raise CaptureGoesOn(
+            f"a step could not be recorded as a CUDA graph ({one_line(error)}), and torch's allocator has not recovered "
+            f"({one_line(left)}): start with {GRAPHS}=none, which serves without graphs"
+        ) from error
 
 
 @cache

@@ -16,6 +16,21 @@ from torch import Tensor
 from penstock.errors import PeerLost, UnusableModel
 from penstock.parallel.exchange import Exchange, Sending
 
+# In what gloo, NCCL and the store of torch.distributed say, all in small letters.
+SIGNS_OF_LOSS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "pair closure",
+    "socket closed",
+    "likely closed",
+    "got 0 bytes",
+    "remote process exited",
+    "ncclremoteerror",
+    "communicator was aborted",
+)
+
 # Longer than any step: a rank that is gone or hangs is for the router to notice, which knows what steps take.
 PATIENCE = timedelta(hours=6)
 
@@ -73,7 +88,8 @@ class Distributed:
     def send(self, tensor: Tensor, rank: int, tag: int) -> Sending | None:
         """See Exchange."""
         with _named():
-            return dist.isend(tensor, group=self._group, group_dst=rank, tag=tag)
+            work = dist.isend(tensor, group=self._group, group_dst=rank, tag=tag)
+        return None if work is None else _Sent(work)
 
     def receive(self, tensor: Tensor, rank: int, tag: int) -> None:
         """See Exchange."""
@@ -81,13 +97,39 @@ class Distributed:
             dist.recv(tensor, group=self._group, group_src=rank, tag=tag)
 
 
+class _Sent:
+    """See Sending."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def is_completed(self) -> bool:
+        """See Sending."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """See Sending."""
+        with _named():
+            self._work.wait()
+
+
 @contextmanager
 def _named() -> Iterator[None]:
-    """Gives what the library raises when another rank is gone its name."""
+    """Gives what the library raises when another rank is gone its name. Everything else is this rank's own, an error of a kernel before the
+    exchange among it, which a GPU reports at its next call.
+    """
     try:
         yield
     except RuntimeError as error:
-        raise PeerLost(str(error)) from error
+        if is_loss(error):
+            raise PeerLost(str(error)) from error
+        raise
+
+
+def is_loss(error: RuntimeError | OSError) -> bool:
+    """Whether this is what torch.distributed raises where another rank has ended."""
+    text = str(error).lower()
+    return any(sign in text for sign in SIGNS_OF_LOSS)
 
 
 def _store(address: SplitResult, rank: int, size: int) -> Any:

@@ -34,7 +34,7 @@ class Sending(Protocol):
         """Whether it has left."""
 
     def wait(self) -> object:
-        """Until then. Raises PeerLost or RuntimeError."""
+        """Until then. Raises PeerLost."""
 
 
 class Exchange(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.errors import PeerLost, UnusableModel
+from penstock.errors import UnusableModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,10 +181,7 @@ class Pipeline:
     def _send(self, tensor: Tensor, stage: int, tag: int) -> None:
         assert self._exchange is not None
         while self._sent and (len(self._sent) > self.in_flight or self._sent[0][0].is_completed()):
-            try:
-                self._sent.popleft()[0].wait()
-            except RuntimeError as error:
-                raise PeerLost(str(error)) from error
+            self._sent.popleft()[0].wait()
         sending = self._exchange.send(tensor, self._rank_in(stage), tag)
         if sending is not None:
             self._sent.append((sending, tensor))  # its memory is read until then

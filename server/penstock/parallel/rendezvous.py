@@ -44,7 +44,7 @@ def parse(address: str) -> SplitResult:
 
 def meet(address: str, rank: int, size: int, stages: int, device: Any) -> TensorGroup:
     """Waits for all `size` ranks and returns the group of this one's stage: neighbouring ranks are shards of one
-    stage, in each as many. Raises PeerLost when one ends meanwhile.
+    stage, in each as many. Raises PeerLost when one ends meanwhile, and UnusableModel where they cannot meet for another reason.
     """
     if size == 1:
         return ALONE
@@ -61,9 +61,14 @@ def meet(address: str, rank: int, size: int, stages: int, device: Any) -> Tensor
         else:
             from penstock.parallel import distributed
 
-            made = distributed.meet(place, rank, size, parts, device)
-            own = _machine()
-            neighbours = made[0].numbers(own).count(own)
+            try:
+                made = distributed.meet(place, rank, size, parts, device)
+                own = _machine()
+                neighbours = made[0].numbers(own).count(own)
+            except (RuntimeError, OSError) as error:
+                if distributed.is_loss(error):
+                    raise
+                raise UnusableModel(f"the ranks cannot meet at {address}: {error}") from error
     except (RuntimeError, OSError) as error:
         raise PeerLost(f"the ranks did not find each other at {address}: {error}") from error
     everyone = TensorGroup(rank, size, made[0], neighbours, is_local=is_local)
