@@ -188,7 +188,8 @@ def _loaded(
 
     # Ranks that a router of another host may reach are on hosts of their own, with GPUs of their own.
     gpu = gpu_of(arguments.rank) if arguments.address.is_remote else arguments.rank
-    folder, device = arguments.model_dir, device_of(arguments.device, gpu)
+    folder = arguments.model_dir
+    device = device_of(arguments.device, gpu, partial(log, "WARN") if arguments.rank == 0 else lambda _: None)
     if device.type == "cuda":
         from penstock.models import native_choice
 

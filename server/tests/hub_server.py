@@ -35,6 +35,17 @@ class Repo:
         return self.before if self.before is not None and self.before.commit == revision else None
 
 
+@dataclass
+class Fault:
+    """The next requests of this method with this part in their path are answered with a status."""
+
+    method: str
+    part: str
+    status: int
+    times: int = 1
+    headers: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Seen:
     method: str
@@ -58,6 +69,10 @@ class Hub:
         self.holding = threading.Event()
         self.status: int | None = None
         """Answer everything with this status."""
+        self.page: bytes | None = None
+        """Answer everything with 200 and this, as a captive portal does."""
+        self.faults: list[Fault] = []
+        self._fault = threading.Lock()
         self.push: tuple[str, str, Repo] | None = None
         """Once a path that ends like this has been asked for, the repository of this name is this."""
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler()) for _ in range(2)]
@@ -109,6 +124,11 @@ class Hub:
         self.seen.append(Seen(request.command, path, headers.get("Authorization"), headers.get("Range")))
         if self.status is not None:
             return self._send(request, self.status, b"{}")
+        if self.page is not None:
+            return self._send(request, 200, self.page)
+        fault = self._take_fault(request.command, path)
+        if fault is not None:
+            return self._send(request, fault.status, b"{}", fault.headers)
         words = path.strip("/").split("/")
         if words[0] == "content":
             return self._content(request, "/".join(words[1:3]), "/".join(words[3:]))
@@ -117,6 +137,14 @@ class Hub:
         if len(words) >= 5 and words[2] == "resolve":
             return self._resolve(request, "/".join(words[:2]), words[3], "/".join(words[4:]))
         return self._send(request, 404, b"{}")
+
+    def _take_fault(self, method: str, path: str) -> Fault | None:
+        with self._fault:
+            for fault in self.faults:
+                if fault.times and fault.method == method and fault.part in path:
+                    fault.times -= 1
+                    return fault
+        return None
 
     def _listing(self, request: BaseHTTPRequestHandler, name: str, rest: list[str]) -> None:
         repo = self.repos.get(name)

@@ -806,7 +806,7 @@ def stored_as(**tensors: tuple[str, tuple[int, ...]]) -> dict[str, Stored]:
     return {f"x.{name}": Stored("file", dtype, shape, 0, 0) for name, (dtype, shape) in tensors.items()}
 
 
-STRUCTURE = {
+STRUCTURE: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "config_groups": {
@@ -817,11 +817,26 @@ STRUCTURE = {
 }
 
 
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_blocks_are_of_the_size_that_config_json_says(key: str) -> None:
+# Quark's, of what stays the fp8 in blocks that it was published in beside fp4.
+IN_BLOCKS = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [128, 128]}}
+IN_GROUPS = {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "block_size": None}}
+QUARK: dict[str, Any] = {"quant_method": "quark", "global_quant_config": IN_GROUPS}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": STRUCTURE},
+        {"compression_config": STRUCTURE},
+        {"quantization_config": QUARK | {"layer_quant_config": {"*.kv_a_proj_with_mqa": IN_BLOCKS}}},
+        {"quantization_config": QUARK | {"layer_type_quant_config": {"Linear": IN_BLOCKS}}},
+        {"quantization_config": QUARK | {"global_quant_config": IN_BLOCKS, "layer_quant_config": {}}},
+    ],
+)
+def test_blocks_are_of_the_size_that_config_json_says(config: dict[str, Any]) -> None:
     for rows, columns, grid in ((576, 2048, (5, 16)), (2880, 2880, (23, 23)), (192, 2048, (2, 16))):
         stored = stored_as(weight=("F8_E4M3", (rows, columns)), weight_scale=("BF16", grid))
-        found = codes.find("x.weight", (rows, columns), stored, codes.block_of({key: STRUCTURE}))
+        found = codes.find("x.weight", (rows, columns), stored, codes.block_of(config))
         assert isinstance(found, codes.Matrix) and found.block == (128, 128)
         unsaid = codes.find("x.weight", (rows, columns), stored, codes.block_of({}))
         if rows == 192:
@@ -888,6 +903,7 @@ def test_groups_of_another_size_than_config_json_says_are_refused() -> None:
     [
         "self_attn.kv_scale",
         "self_attn.k_proj.output_scale",
+        "self_attn.prob_output_scale",
         "mlp.up_proj.input_zero_point",
         "self_attn.k_scale",
     ],

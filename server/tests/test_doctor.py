@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import checkpoints
 import encoder_decoders
-from hub_server import Hub, Repo
+from hub_server import Fault, Hub, Repo
 from penstock import tiny
 from penstock.doctor import examination as doctor
 from penstock.doctor.examination import Question, examine
@@ -507,6 +507,13 @@ def test_of_a_model_on_the_hub_only_headers_are_read(served: Hub, folder: Path, 
     asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
     assert asked == ["bytes=0-100000"]
     assert not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_a_header_that_the_hub_refuses_for_a_moment_is_asked_for_again(served: Hub, tmp_path: Path) -> None:
+    served.faults = [Fault("GET", "/content/", 503)]
+    ended = ask(served, tmp_path, "--json")
+    assert ended.returncode == 0 and json.loads(ended.stdout)["would_serve"], ended.stdout
+    assert [seen.range for seen in served.seen if "/content/" in seen.path] == ["bytes=0-100000"] * 2
 
 
 def test_a_model_on_the_hub_that_does_not_exist_is_a_problem(served: Hub, tmp_path: Path) -> None:

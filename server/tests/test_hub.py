@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from hub_server import Hub, Repo
+from hub_server import Fault, Hub, Repo
 from penstock.hub import client
 
 CONFIG = b'{"model_type": "llama"}'
@@ -301,6 +301,83 @@ def test_a_hub_that_does_not_answer_is_no_reason_not_to_serve_the_cache(machine:
     assert ended.folder == folder
     assert any(line.get("level") == "WARN" for line in ended.lines)
     assert "not in the cache" in machine.run("owner/other", **env).failure
+
+
+@pytest.mark.parametrize("part", ["/resolve/", "/tree/"])
+def test_a_hub_that_answers_the_first_request_only_is_no_reason_not_to_serve_the_cache(
+    machine: Machine, part: str
+) -> None:
+    """A proxy or a mirror that lets the look-up through, and not what comes behind it."""
+    folder = machine.run("owner/model").folder
+    machine.hub.repos["owner/model"] = Repo({**FILES, "config.json": b"{}"}, "b" * 40)
+    machine.hub.faults = [Fault(method, part, 403, times=1000) for method in ("HEAD", "GET")]
+    ended = machine.run("owner/model")
+    assert ended.folder == folder
+    warnings = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
+    assert len(warnings) == 1 and "the hub answers with status 403" in warnings[0]
+    failure = machine.run("owner/model", "--cache-dir", str(machine.home / "empty")).failure
+    assert "(the hub answers with status 403), and owner/model is not in the cache" in failure
+
+
+def test_a_page_in_place_of_the_hubs_answers_is_no_reason_not_to_serve_the_cache(machine: Machine) -> None:
+    """A captive portal, or an HF_ENDPOINT that is no hub."""
+    folder = machine.run("owner/model").folder
+    for page in (b"<html>please sign in</html>", b'{"status": "ok"}', b"[]"):
+        machine.hub.page = page
+        ended = machine.run("owner/model")
+        assert ended.folder == folder
+        said = f"{machine.hub.url.removeprefix('http://')} does not answer as a hub does"
+        assert any(line.get("level") == "WARN" and said in line["message"] for line in ended.lines)
+        failure = machine.run("owner/model", "--cache-dir", str(machine.home / "empty")).failure
+        assert said in failure and "not in the cache" in failure
+
+
+def test_a_file_too_large_for_plain_http_is_said_in_a_line(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`huggingface_hub` raises a ValueError of one above 50 GB, which a mirror does not keep in chunks."""
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(WEIGHTS) - 1)
+    monkeypatch.setattr(constants, "ENDPOINT", machine.hub.url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", machine.hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    request = client.Request("owner/model", None, tmp_path)
+
+    def bring(request: client.Request) -> Path:
+        client.fetch_resumable(request, "a" * 40, "model.safetensors")
+        raise AssertionError("it came")
+
+    with pytest.raises(client.Unavailable, match=r"failed \(model.safetensors: The file is too large"):
+        client.obtain(request, bring)
+
+
+def test_what_the_hub_refuses_for_a_moment_is_asked_for_again(machine: Machine) -> None:
+    machine.hub.faults = [
+        Fault("GET", "/api/models/", 503),
+        Fault("HEAD", "/model.safetensors", 429, headers={"RateLimit": '"resolvers";r=0;t=2'}),
+        Fault("GET", "/content/", 502, headers={"Retry-After": "0"}),
+    ]
+    ended = machine.run("owner/model")
+    assert (ended.folder / "model.safetensors").read_bytes() == WEIGHTS
+    told = [line["message"] for line in ended.lines if "asked again" in line.get("message", "")]
+    assert told == [
+        f"the hub answers with status {status}: it is asked again in {pause} s"
+        for status, pause in ((503, 1), (429, 2), (502, 2))
+    ]
+    machine.hub.faults = [Fault("HEAD", "/model.safetensors", 403), Fault("HEAD", "/model.safetensors", 404)]
+    for _ in range(2):  # what will not pass is asked for once
+        assert not any(
+            "asked again" in str(line)
+            for line in machine.run("owner/model", "--cache-dir", str(machine.home / "b")).lines
+        )
+
+
+def test_a_start_with_a_cached_snapshot_does_not_wait_for_the_hub(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    machine.hub.seen.clear()
+    machine.hub.status = 503
+    assert machine.run("owner/model").folder == folder
+    assert [seen.path for seen in machine.hub.seen if "/models/" in seen.path] == ["/api/models/owner/model"]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from penstock.loading.checks import check_folder
 from penstock.loading.memory import Room
 from penstock.models import packed_cache, recipes
 from penstock.models.packed_cache import PackedCache
+from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
@@ -483,6 +484,19 @@ def test_mapped_weights_are_no_free_memory(
     monkeypatch.setattr(packed_cache, "cpu_room", lambda: Room(1 << 40, 1000))
     with pytest.raises(UnusableModel, match=r"its packed weights take .* of memory, and 0.0 MB are free"):
         start(model, folder)
+
+
+def test_packed_weights_of_all_ranks_on_a_machine_have_to_fit(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(start(model, folder))
+    entry = PackedCache(folder, True).entry(model, check_folder(model), False, "", False, SETS[0])
+    assert entry is not None
+    free = only_file(folder).stat().st_size * 3 // 2
+    monkeypatch.setattr(packed_cache, "cpu_room", lambda: Room(1 << 40, free))
+    assert entry.find() is not None
+    with pytest.raises(UnusableModel, match="are free for each of 2 processes"):
+        entry.find(TensorGroup(0, 2, neighbours=2, free_bytes=free))
 
 
 def test_files_of_models_that_are_gone_are_removed(model: Path, folder: Path, tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def folder(tmp_path: Path) -> Path:
         (auto_round(data_type="mx_fp"), "auto-round, auto_round:auto_gptq"),
         (auto_round(spinquant_config={"r1": True}), "auto-round, spinquant_config, auto_round:auto_gptq"),
         (quark("int4"), "quark"),
+        (quark("fp4", layer_type_quant_config={"Linear": {"weight": {"dtype": "int4"}}}), "quark"),
+        ({"quantization_config": {"quant_method": "q4_0", "quant_type": "q4_0"}}, "q4-0"),
         (quark("fp4", algo_config=[{"name": "rotation", "r4": True}]), "quark"),
         ({"quantization_config": {"quant_method": "quark"}}, "quark"),
         ({"text_config": {"quantization_config": {"quant_method": "hqq"}}}, "hqq"),
@@ -138,6 +140,20 @@ def test_a_config_that_switches_quantization_off_is_none(folder: Path) -> None:
     off = {"quantization_config": {"load_in_8bit": False, "load_in_4bit": False}}
     (folder / "config.json").write_text(json.dumps(checkpoints.config(**off)))
     check_folder(folder)
+
+
+@pytest.mark.parametrize("within", [None, "text_config"])
+def test_what_a_model_was_trained_to_be_rounded_to_is_no_scheme(within: str | None, folder: Path) -> None:
+    """Of Gemma's QAT checkpoints in bf16, whose config.json names a type of llama.cpp and no method."""
+    note = {"quantization_config": {"quant_type": "q4_0", "modules_to_not_convert": []}}
+    config = checkpoints.config(**(note if within is None else {within: note}))
+    plain = checkpoints.tensors(config)
+    checkpoints.write(folder, config, plain)
+    recipes.load(check_folder(folder), folder, torch.bfloat16, torch.device("cpu"))
+    name = "model.layers.0.mlp.down_proj.weight"
+    checkpoints.write(folder, config, plain | {name: plain[name].to(torch.uint8)})
+    with pytest.raises(UnusableModel, match=f"of a dtype that cannot be used: {name} \\(U8\\)"):
+        recipes.load(check_folder(folder), folder, torch.bfloat16, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ told = {
     "least": group.least(7 - rank),
     "first says": [group.first_says(rank == 0), group.first_says(rank == 1)],
     "neighbours": group.neighbours,
+    "memory": group.room(1),
 }
 print(json.dumps(told), flush=True)
 try:
@@ -76,6 +77,7 @@ def test_ranks_meet_agree_and_notice_a_killed_one(tmp_path: Path, kind: str) -> 
                 "least": 6,
                 "first says": [True, False],
                 "neighbours": 2,
+                "memory": [1, "are free for each of 2 processes"],
             }
         ranks[1].process.send_signal(signal.SIGKILL)
         lost = ranks[0].line()

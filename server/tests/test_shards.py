@@ -1,6 +1,7 @@
 """One model in two worker processes, driven through the contract: what ranks answer, refuse, and notice of each other."""
 
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ import torch
 import checkpoints
 from client import DEVICE, Run, Worker, make_plan, masks_of, row, sampled
 from penstock.errors import UnusableModel
+from penstock.loading import device
 from penstock.loading.device import device_of, gpu_of
 from penstock.proto import penstock_pb2 as pb
 
@@ -249,3 +251,26 @@ def test_ranks_on_hosts_of_their_own_take_the_gpus_of_their_host(monkeypatch: py
     with pytest.raises(UnusableModel, match="--device cuda:N names one"):
         device_of("cuda", 1)  # of one host
     assert device_of("cuda:0", 1).index == 0
+
+
+def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one whose driver is older than the CUDA that torch is built for."""
+    why = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12020)."
+
+    def is_available() -> bool:
+        warnings.warn(f"{why}\n(Triggered internally at c10/cuda/CUDAFunctions.cpp:119.)", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(device, "may_have_accelerator", lambda: True)
+    told: list[str] = []
+    assert device_of("auto", tell=told.append).type == "cpu"
+    reason = f"it is built for CUDA 13.2: {why}"
+    assert told == [f"this machine has a GPU's driver, and torch sees no GPU: {reason}; the CPU serves"]
+    with pytest.raises(UnusableModel) as refused:
+        device_of("cuda")
+    assert str(refused.value) == f"--device: there is no cuda on this machine that torch sees: {reason}"
+    monkeypatch.setattr(device, "may_have_accelerator", lambda: False)
+    assert device_of("auto", tell=told.append).type == device_of("cpu", tell=told.append).type == "cpu"
+    assert len(told) == 1

@@ -5,6 +5,7 @@ import os
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,19 @@ def test_a_contradiction_is_found_before_a_weight_is_read(
 def test_weights_that_memory_cannot_hold_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.loading.checkpoint.device_room", lambda _: Room(10**6, 4 * 10**5))
     assert "weights take 0.5 MB of memory, and 0.4 MB are free" in refusal(folder)
+
+
+def test_ranks_on_one_machine_share_its_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that checks while another has begun to read finds what was free before that."""
+    free = 4 * 10**5
+    monkeypatch.setattr("penstock.loading.checkpoint.device_room", lambda _: Room(10**6, free))
+    ranks = TensorGroup(0, 2, neighbours=2, free_bytes=free)
+    with pytest.raises(
+        UnusableModel, match=r"take 0.3 MB of memory, and 0.2 MB are free for each of 2 processes$"
+    ):
+        recipes.load(check_folder(folder), folder, torch.float32, CPU, ranks)
+    recipes.load(check_folder(folder), folder, torch.float32, CPU, replace(ranks, free_bytes=2 * free))
+    recipes.load(check_folder(folder), folder, torch.float32, CPU, TensorGroup(0, 2, neighbours=2))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

@@ -283,6 +283,8 @@ def test_a_driver_without_a_gpu_changes_nothing_of_how_fp16_is_served(
     said = [line["message"] for line in worker.log]
     assert any(line.startswith("the CPU engine runs the model") for line in said), said
     assert any(line.startswith("float16 weights are served in bfloat16") for line in said), said
+    (unseen,) = [line for line in worker.log if "torch sees no GPU" in line["message"]]
+    assert unseen["level"] == "WARN" and unseen["message"].endswith("; the CPU serves"), unseen
     with Worker(model, tmp_path / "asked", *options, "--dtype", "float16") as worker:
         assert worker.describe().dtype == "float16"
 

@@ -122,7 +122,7 @@ def examine(folder: Path, question: Question) -> Report:
         report.problems.append(str(error))
         config = None  # no model can be built from it
     try:
-        device = examined_device(question.device)
+        device = examined_device(question.device, report)
         report.device = str(device)
     except UnusableModel as error:
         report.problems.append(str(error))
@@ -176,7 +176,7 @@ def examine(folder: Path, question: Question) -> Report:
     return report
 
 
-def examined_device(wanted: str) -> Any:
+def examined_device(wanted: str, report: Report) -> Any:
     """What --device stands for: torch is asked only where it could say something else than the processor. Raises UnusableModel."""
     if wanted == "cpu" or (wanted == "auto" and not may_have_accelerator()):
         return Processor()
@@ -186,7 +186,7 @@ def examined_device(wanted: str) -> Any:
         if wanted == "auto":
             return Processor()
         raise UnusableModel(f"models on --device {wanted}{NEEDS_TORCH}") from error
-    return device_of(wanted)
+    return device_of(wanted, tell=report.warnings.append)
 
 
 def weights(folder: Path, question: Question, report: Report) -> dict[str, Stored] | None:

@@ -23,11 +23,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from filelock import FileLock
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    ModelInfo,
+    constants,
+    get_hf_file_metadata,
+    get_token,
+    hf_hub_url,
+    snapshot_download,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -80,6 +88,13 @@ PARALLEL_FILES = 8
 LARGE = 256 << 20
 PROGRESS_SECONDS = 10.0
 LOOKUP_SECONDS = 20.0
+# How often a request is made where the hub is overloaded or not reached, and the pauses between, unless the hub names one. Its limits are
+# for five minutes.
+TRIES = 5
+PAUSES = (1.0, 2.0, 4.0, 8.0)
+LONGEST_PAUSE = 300.0
+
+T = TypeVar("T")
 
 
 class Unavailable(Exception):
@@ -91,7 +106,7 @@ class NoRoom(Unavailable):
 
 
 class TransferFailed(Exception):
-    """The hub has answered, and a file did not come."""
+    """Something has answered, and not with what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +149,7 @@ class Begun:
 
 
 def write(**line: Any) -> None:
-    print(json.dumps(line), flush=True)
+    print(json.dumps(line) + "\n", end="", flush=True)  # in one piece: several threads write
 
 
 def cache_folder(named: Path | None, repo: str) -> Path:
@@ -203,7 +218,7 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
             raise Unavailable(
                 f"the hub refuses the token in use for {request.repo} (status {status})"
             ) from error
-        return cached(request, f"the hub answers with status {status}")
+        return cached(request, said_by(error))
     except TransferFailed as error:
         return cached(request, f"the download of {request.repo} failed ({error})")
     except NoRoom as error:
@@ -213,7 +228,7 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
             full = NoRoom(f"the disk is full: {request.repo} does not fit into {request.cache}")
             return cached_instead(request, full)
         if is_network_failure(error):
-            return cached(request, f"the hub cannot be reached ({type(error).__name__})")
+            return cached(request, said_by(error))
         if isinstance(error, UnusableModel):
             raise Unavailable(f"the model {request.repo} cannot be served: {error}") from error
         if isinstance(error, OSError) and error.errno in FORBIDDEN:
@@ -245,7 +260,9 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
             check_outline(request, begun, examine)
         with progress(request, total):
             with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-                list(pool.map(lambda name: fetch_resumable(request, commit, name), left))
+                list(
+                    pool.map(lambda name: persistently(lambda: fetch_resumable(request, commit, name)), left)
+                )
             snapshot(request, commit, begun.weights)
     remember(request, commit)
     return begun.folder
@@ -293,8 +310,10 @@ def outline(request: Request, begun: Begun, into: Path) -> None:
 
     def fetch(name: str) -> None:
         try:
-            known = hub.parse_safetensors_file_metadata(
-                request.repo, name, revision=begun.listing.commit, timeout=LOOKUP_SECONDS
+            known = persistently(
+                lambda: hub.parse_safetensors_file_metadata(
+                    request.repo, name, revision=begun.listing.commit, timeout=LOOKUP_SECONDS
+                )
             )
         except SafetensorsParsingError as error:
             raise Unavailable(
@@ -329,9 +348,16 @@ def outline(request: Request, begun: Begun, into: Path) -> None:
 
 
 def look_up(request: Request) -> Listing:
-    info = HfApi().model_info(
-        request.repo, revision=request.revision, files_metadata=True, timeout=LOOKUP_SECONDS
-    )
+    def ask() -> ModelInfo:
+        return HfApi().model_info(
+            request.repo, revision=request.revision, files_metadata=True, timeout=LOOKUP_SECONDS
+        )
+
+    # With a snapshot to serve instead, a start does not wait for a hub that is away.
+    revision = request.revision or constants.DEFAULT_REVISION
+    is_cached = any((request.storage / kept / revision).exists() for kept in ("refs", "snapshots"))
+    with answers_of_the_hub():
+        info = persistently(ask, 1 if is_cached else 2)
     if info.sha is None:
         raise Unavailable(f"the hub names no commit of {request.repo}")
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
@@ -386,15 +412,20 @@ def weight_files(folder: Path, leads: str) -> list[str]:
 def snapshot(request: Request, commit: str, names: list[str]) -> Path:
     """Fetches what is not yet there and links it into the commit's folder. A branch may move on meanwhile."""
     try:
-        return Path(
-            snapshot_download(
-                request.repo,
-                revision=commit,
-                cache_dir=request.cache,
-                allow_patterns=names,
-                max_workers=PARALLEL_FILES,
+        with answers_of_the_hub():
+            return Path(
+                snapshot_download(
+                    request.repo,
+                    revision=commit,
+                    cache_dir=request.cache,
+                    allow_patterns=names,
+                    max_workers=PARALLEL_FILES,
+                )
             )
-        )
+    except (
+        LocalEntryNotFoundError
+    ) as error:  # the library's, for whatever keeps a file of this commit from coming
+        raise TransferFailed(said_by(error.__cause__ or error)) from error
     except (RuntimeError, OSError) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise
@@ -447,7 +478,14 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
         with partial.open("r+b") as sink:
             sink.truncate(done)
             sink.seek(done)
-            http_get(metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size)
+            try:
+                http_get(
+                    metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size
+                )
+            except (
+                ValueError
+            ) as error:  # too large a file for the library, where the hub does not keep it in chunks
+                raise TransferFailed(f"{name}: {one_line(error)}") from error
         # The content of a large file is named by its SHA-256. Pieces of two runs are worth a look.
         if done and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
             partial.unlink()
@@ -556,6 +594,60 @@ def progress(request: Request, total: int) -> Iterator[None]:
     finally:
         ended.set()
         shown.join()
+
+
+@contextmanager
+def answers_of_the_hub() -> Iterator[None]:
+    """Requests whose answers are JSON: one that is something else, of a proxy, a captive portal or what HF_ENDPOINT names, is a TransferFailed."""
+    try:
+        yield
+    except (HFValidationError, HfHubHTTPError):  # of which some are ValueErrors, too
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        host = urlsplit(constants.ENDPOINT).netloc.rpartition("@")[2]
+        raise TransferFailed(f"{host} does not answer as a hub does: {one_line(error)}") from error
+
+
+def persistently(ask: Callable[[], T], tries: int = TRIES) -> T:
+    """What `ask` gives, which is called again where the hub is overloaded or not reached for a moment."""
+    for pause in PAUSES[: tries - 1]:
+        try:
+            return ask()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            pause = max(pause, pause_asked_for(error))
+            write(level="INFO", message=f"{said_by(error)}: it is asked again in {pause:.0f} s")
+            time.sleep(pause)
+    return ask()
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may be answered a moment later."""
+    if isinstance(error, HfHubHTTPError):
+        status: int = error.response.status_code
+        return status in (408, 429) or status >= 500
+    return is_network_failure(error) and not isinstance(error, OfflineModeIsEnabled)
+
+
+def pause_asked_for(error: BaseException) -> float:
+    """Seconds that the hub asks for, by `Retry-After` or by when its limit's window ends; 0: it does not say."""
+    if not isinstance(error, HfHubHTTPError):
+        return 0
+    headers = error.response.headers
+    said = re.fullmatch(r"\s*(\d+)\s*", headers.get("Retry-After", ""))
+    if said is None and error.response.status_code == 429:
+        said = re.search(r";\s*t\s*=\s*(\d+)", headers.get("RateLimit", ""))
+    return min(float(said[1]), LONGEST_PAUSE) if said is not None else 0
+
+
+def said_by(error: BaseException) -> str:
+    """What went wrong with a request, in one line."""
+    if isinstance(error, HfHubHTTPError):
+        return f"the hub answers with status {error.response.status_code}"
+    if is_network_failure(error):
+        return f"the hub cannot be reached ({type(error).__name__})"
+    return one_line(error)
 
 
 def is_network_failure(error: BaseException) -> bool:

@@ -22,6 +22,7 @@ from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
 from penstock.loading.model_files import CONFIG, Contents, Stored, gigabytes, listed, read_json, weight_files
 from penstock.loading.tensor_reader import DTYPES, FLOATS, TensorReader
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock.quantization import codes, words
 from penstock.telemetry import log
 from penstock_kernels import tensors
@@ -43,20 +44,22 @@ def load(
     *,
     tells: bool = True,
     in_torch: bool = True,
+    group: TensorGroup = ALONE,
 ) -> M:
     """What `build` makes of the checkpoint in `folder`. Raises UnusableModel, before anything is read if it can.
 
     `build` runs twice, and each time ends with `check_all_used`: first it gets tensors without numbers (a rehearsal). `device`: whose
     memory will hold what is made, torch's or `host.Processor`. `trusted` is the user's consent to pickled weights; `tells`: whether
-    progress is logged. `in_torch`: of a model that torch runs.
+    progress is logged. `in_torch`: of a model that torch runs. `group`: whose ranks load their parts at the same time.
     """
     with Checkpoint(folder, dtype, trusted) as checkpoint:
         build(checkpoint)
-        free = device_room(device).free
+        free, are_free = group.room(device_room(device).free)
         if checkpoint.bytes_made > free:
+            way_out = "; more shards (--num-shard) take less each" if group.free_bytes is None else ""
             raise UnusableModel(
                 f"{folder}: this worker's weights take {gigabytes(checkpoint.bytes_made)} of memory, and "
-                f"{gigabytes(free)} are free; more shards (--num-shard) take less each"
+                f"{gigabytes(free)} {are_free}{way_out}"
             )
         checkpoint.torch_device = device if in_torch else None
         with checkpoint.reading(tells):

@@ -52,7 +52,7 @@ def kept_in(
     entry: Entry, instruction_set: str, threads: int, group: TensorGroup = ALONE
 ) -> NativeModel | None:
     """The model that an earlier start has kept there. Raises UnusableModel."""
-    found = entry.find()
+    found = entry.find(group)
     if found is None:
         return None
     model = on_cpu_engine(found.config, found.parameters, found.recording, instruction_set, threads, group)

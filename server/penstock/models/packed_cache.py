@@ -159,9 +159,9 @@ class Entry:
     name: str
     """Of all files of the model that are packed in the same way, by whichever version."""
 
-    def find(self) -> Found | None:
+    def find(self, group: TensorGroup = ALONE) -> Found | None:
         """What an earlier start has kept; None: nothing that can be used, and a line says so where there is a file. Raises
-        UnusableModel where memory has no room for it.
+        UnusableModel where memory has no room for it, and for as much of each other rank of `group` on this machine.
         """
         try:
             packed = packed_file.read(self.path, self.key)
@@ -178,10 +178,10 @@ class Entry:
                 progress=True,
             )
             return None
-        free = cpu_room().free
+        free, are_free = group.room(cpu_room().free)
         if packed.nbytes > free:
             raise UnusableModel(
-                f"{self.model}: its packed weights take {gigabytes(packed.nbytes)} of memory, and {gigabytes(free)} are free"
+                f"{self.model}: its packed weights take {gigabytes(packed.nbytes)} of memory, and {gigabytes(free)} {are_free}"
             )
         log("INFO", f"packed weights are mapped from {self.path}", progress=True)
         self.cache.mapped_bytes += packed.nbytes

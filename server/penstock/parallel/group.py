@@ -29,6 +29,7 @@ class TensorGroup:
     neighbours: int = 1  # ranks on this one's machine, itself included: they share its memory
     pipeline: Pipeline | None = None  # None: this group holds all layers
     is_local: bool = True  # whether all ranks are processes of one machine, which can share memory
+    free_bytes: int | None = None  # of the machine's memory as the ranks met; None: it is not shared
 
     @property
     def everyone(self) -> TensorGroup:
@@ -73,6 +74,15 @@ class TensorGroup:
             left = free[: len(free) - (stages - 1 - at)]
             begins.append(min((one for one in left if one > begins[-1]), key=lambda one: abs(one - even)))
         return range(begins[stage], [*begins, count][stage + 1])
+
+    def room(self, free: int) -> tuple[int, str]:
+        """Bytes that weights may take of the memory that is `free`, and what an error says of them. Where ranks share it, an equal part of
+        what was free before any of them had read: those that are done with their checks have begun to.
+        """
+        if self.free_bytes is None:
+            return free, "are free"
+        part = min(free, self.free_bytes // self.neighbours)
+        return part, f"are free for each of {self.neighbours} processes"
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of every rank's tensor, in its memory."""

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import PeerLost, UnusableModel
+from penstock.loading.memory import device_room
 from penstock.parallel.exchange import Exchange, Local
 from penstock.parallel.group import ALONE, Pipeline, TensorGroup
 
@@ -51,6 +52,7 @@ def meet(address: str, rank: int, size: int, stages: int, device: Any) -> Tensor
     place = parse(address)
     shards = size // stages
     parts = [list(range(stage * shards, (stage + 1) * shards)) for stage in range(stages)]
+    free = device_room(device).free if device.type == "cpu" else None
     try:
         is_local = place.scheme == "file" and device.type == "cpu"
         if is_local:
@@ -71,12 +73,12 @@ def meet(address: str, rank: int, size: int, stages: int, device: Any) -> Tensor
                 raise UnusableModel(f"the ranks cannot meet at {address}: {error}") from error
     except (RuntimeError, OSError) as error:
         raise PeerLost(f"the ranks did not find each other at {address}: {error}") from error
-    everyone = TensorGroup(rank, size, made[0], neighbours, is_local=is_local)
+    everyone = TensorGroup(rank, size, made[0], neighbours, is_local=is_local, free_bytes=free)
     if stages == 1:
         return everyone
     stage, shard = divmod(rank, shards)
     pipeline = Pipeline(stage, stages, everyone, made.get(1 + stages, made[0]))
-    return TensorGroup(shard, shards, made.get(1 + stage), neighbours, pipeline, is_local)
+    return TensorGroup(shard, shards, made.get(1 + stage), neighbours, pipeline, is_local, free)
 
 
 def _meet_here(path: Path, rank: int, groups: list[list[int]]) -> dict[int, Exchange]:

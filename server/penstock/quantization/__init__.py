@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import UnusableModel
 from penstock.loading.model_files import CONFIG, read_json, whole_and_text
-from penstock.quantization.codes import groups_of
+from penstock.quantization.codes import groups_of, weights_of_quark
 from penstock.quantization.words import layout_of_auto_round
 
 # Configuration files beside config.json, each with the scheme that is meant where the file names none.
@@ -45,6 +45,8 @@ COMPRESSED = (
 )
 # What says that activations are rotated before they are multiplied, which no tensor shows.
 ROTATIONS = ("spinquant_config", "rotation_config", "hadamard_config", "transform_config")
+# llama.cpp's types, which no safetensors file holds: what a checkpoint of plain numbers was trained to be rounded to (Gemma's QAT).
+TRAINED_FOR = re.compile(r"q\d_[01k]\w*", re.IGNORECASE)
 READ = "fp8, MXFP8, MXFP4, NVFP4, int8, GPTQ and AWQ, also of compressed-tensors, ModelOpt and AutoRound, are read"
 
 # How weights of 4 bits are served where the CPU engine runs the model: as they are. And the value of --quantize that
@@ -157,9 +159,7 @@ def _is_served_quark(given: dict[str, Any]) -> bool:
     for one in algorithms if isinstance(algorithms, list) else [algorithms]:
         if not isinstance(one, dict) or one.get("name") in ("rotation", "quarot"):
             return False
-    parts = [given.get("global_quant_config"), *(_object(given, "layer_quant_config") or {}).values()]
-    weights = [part.get("weight") for part in parts if isinstance(part, dict)]
-    dtypes = [one.get("dtype") if isinstance(one, dict) else one for one in weights if one is not None]
+    dtypes = [one.get("dtype") if isinstance(one, dict) else one for one in weights_of_quark(given)]
     return bool(dtypes) and all(dtype in ("fp8_e4m3", "fp8_e5m2", "fp4") for dtype in dtypes)
 
 
@@ -255,6 +255,8 @@ def _method(given: Any, usual: str | None) -> str | None:
         algorithm = modelopt["quant_algo"]
         return f"modelopt {str(algorithm).lower()[:40]}" if algorithm else None
     kind = given.get("quant_type")
+    if not given.get("quant_method") and isinstance(kind, str) and TRAINED_FOR.fullmatch(kind):
+        return None
     method = given.get("quant_method") or ("torchao" if isinstance(kind, dict) else kind)
     if method:
         method = str(method).lower().replace("_", "-").removeprefix("intel/")[:40]

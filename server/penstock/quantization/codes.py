@@ -33,7 +33,7 @@ Codes = npt.NDArray[np.uint8]
 # Endings of the names of scales, and of those that belong to no weight: they are for activations and caches, which are not quantized here.
 OF_WEIGHT = ("_scale_inv", "_scale", "_weight_scale")
 OF_MODULE = (".scale", ".qscale_weight")
-UNUSED = r".*(\.|_proj_)((input|output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
+UNUSED = r".*(\.|_proj_)((input|output|prob_output|activation|input_global|[kvq]|kv)_scale|input_zero_point|weight_shape)"
 SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")
 EXPONENTS = ("F8_E8M0", "U8")
 BYTES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
@@ -284,10 +284,11 @@ def _of_fp4(
 
 
 def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How many rows and columns a scale is for, as config.json has it: for all matrices, or (compressed-tensors) for a group of them."""
+    """How many rows and columns a scale is for, as config.json has it: for all matrices, or (compressed-tensors, Quark) for some of them."""
     for given in schemes(config):
         weights = (group.get("weights") for group in groups_of(given))
         blocks = [one.get("block_structure") for one in weights if isinstance(one, dict)]
+        blocks += [one.get("block_size") for one in weights_of_quark(given) if isinstance(one, dict)]
         for block in (given.get("weight_block_size"), *blocks):
             if (
                 isinstance(block, list)
@@ -320,6 +321,14 @@ def groups_of(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The groups of matrices that compressed-tensors have schemes of their own for."""
     groups = given.get("config_groups")
     return [one for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+
+
+def weights_of_quark(given: Mapping[str, Any]) -> list[Any]:
+    """What Quark says of the weights of all layers, and of some by their names or by their class."""
+    of_some = [given.get(key) for key in ("layer_quant_config", "layer_type_quant_config")]
+    held = [one for some in of_some if isinstance(some, dict) for one in some.values()]
+    parts = [one for one in (given.get("global_quant_config"), *held) if isinstance(one, dict)]
+    return [one["weight"] for one in parts if one.get("weight") is not None]
 
 
 def scales_of(name: str, stored: Mapping[str, Any]) -> str | None:

@@ -86,6 +86,7 @@ def load(
         trusted,
         tells=group.rank == 0,
         in_torch=in_torch and (quantizer is None or quantizer.in_torch),
+        group=group,
     )
     if group.pipeline is not None:
         # Each stage has asked for its own tensors only.
