@@ -313,28 +313,31 @@ pub enum OutputPartParam<'a> {
 
 /// A part of what a tool returned, of which the model is only told that there was one.
 #[derive(Clone, Copy, JsonSchema)]
-#[schemars(tag = "type", rename_all = "snake_case")]
+#[schemars(tag = "type")]
 pub enum UnseenParam {
-    InputImage {},
-    InputFile {},
-    InputAudio {},
+    #[schemars(rename = "input_image")]
+    Image {},
+    #[schemars(rename = "input_file")]
+    File {},
+    #[schemars(rename = "input_audio")]
+    Audio {},
 }
 
 impl UnseenParam {
     fn of(kind: &str) -> Option<Self> {
         match kind {
-            "input_image" => Some(Self::InputImage {}),
-            "input_file" => Some(Self::InputFile {}),
-            "input_audio" => Some(Self::InputAudio {}),
+            "input_image" => Some(Self::Image {}),
+            "input_file" => Some(Self::File {}),
+            "input_audio" => Some(Self::Audio {}),
             _ => None,
         }
     }
 
     fn kind(self) -> Kind {
         match self {
-            Self::InputImage {} => Kind::Image,
-            Self::InputFile {} => Kind::File,
-            Self::InputAudio {} => Kind::Audio,
+            Self::Image {} => Kind::Image,
+            Self::File {} => Kind::File,
+            Self::Audio {} => Kind::Audio,
         }
     }
 }
