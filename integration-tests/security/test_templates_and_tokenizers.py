@@ -269,7 +269,7 @@ def test_a_template_that_indents_makes_no_text_that_takes_a_gigabyte(
     """Tried: tools of 48 KB, lists in lists, with a template that indents them (Llama 3.1's, Granite's, GLM's) and a tokenizer that
     has a token of many spaces: 11 MB of text within 262,144 tokens.
 
-    Before: it was tokenized whole, which takes some 50 bytes for each of the text.
+    Before: it was tokenized whole, with 655 MB at the peak.
     """
     model = random_llama(tmp_path / "model", hidden=64, layers=1)
     spaces = {"id": 4096, "content": " " * 64, "normalized": False, "special": False}
@@ -287,10 +287,10 @@ def test_a_template_that_indents_makes_no_text_that_takes_a_gigabyte(
         messages = '[{"role": "user", "content": "x"}]'
         return wire.post(server.address, "/chat_tokenize", f'{{"messages": {messages}, "tools": {tools}}}')
 
-    few = asked(100)
+    few = asked(1000)
     assert few.status == 200, few.text
     told = few.json()
-    assert len(told["templated_text"]) > 40_000 and len(told["tokenize_response"]) < 4_000
+    assert len(told["templated_text"]) > 20 * len(told["tokenize_response"]), "of few tokens"
     before = forget_the_peak(server)
     refused = asked(24_000)
     grown = memory(server, "VmHWM") - before
