@@ -13,7 +13,7 @@ use crate::blocking::BlockingPool;
 use crate::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 use crate::generation::event::{GenerationFailure, InvalidRequest, PromptToken};
 use crate::generation::metrics::{self, Tokens};
-use crate::generation::output_processor::{OutputProcessor, alone};
+use crate::generation::output_processor::OutputProcessor;
 use crate::generation::progress::Progress;
 use crate::generation::prompt_limits::PromptLimits;
 use crate::generation::request::{Caller, GenerationRequest};
@@ -78,7 +78,7 @@ pub async fn start(
     // An encoder reads; it says nothing of how likely its tokens were.
     let prompt_logprobs = request.prompt_logprobs && !has_encoder;
     let read = if request.prompt_logprobs && has_encoder { &prompt[..] } else { &[] };
-    let without = |&id| PromptToken { token: alone(&vocabulary, id, None), top: Vec::new() };
+    let without = |&id| PromptToken { id, logprob: None, top: Vec::new() };
     let prefill = read.iter().map(without).collect();
     let before = if has_encoder { &serving.decoder_start } else { &prompt };
     let output =

@@ -211,8 +211,8 @@ async fn an_encoder_reads_the_prompt_and_the_text_begins_after_the_start_of_the_
         assert_eq!(done.text, server.serving.prompt.decode(&tokens));
         assert_eq!(done.prompt_tokens as usize, spec.encoder.len());
         let prefill = &events[0].prefill;
-        assert_eq!(prefill.iter().map(|entry| entry.token.id).collect::<Vec<_>>(), spec.encoder);
-        assert!(prefill.iter().all(|entry| entry.token.logprob.is_none() && entry.top.is_empty()));
+        assert_eq!(prefill.iter().map(|entry| entry.id).collect::<Vec<_>>(), spec.encoder);
+        assert!(prefill.iter().all(|entry| entry.logprob.is_none() && entry.top.is_empty()));
     }
     let request = |new| GenerationRequest { max_new_tokens: new, ignore_eos: true, ..request("hello") };
     let (tokens, _) = collect(server.start(request(None)).await.unwrap()).await.unwrap();
@@ -329,11 +329,9 @@ async fn prompt_log_probabilities_and_cached_tokens_are_told() {
     let (spec, _) = server.expected(&with).await;
     let (tokens, _) = collect(server.start(with).await.unwrap()).await.unwrap();
     let prefill = &tokens[0].prefill;
-    assert_eq!(prefill.iter().map(|entry| entry.token.id).collect::<Vec<_>>(), spec.prompt);
-    let logprobs = prefill.iter().map(|entry| PromptLogprob {
-        logprob: entry.token.logprob,
-        top: entry.top.iter().map(|other| (other.id, other.logprob.unwrap())).collect(),
-    });
+    assert_eq!(prefill.iter().map(|entry| entry.id).collect::<Vec<_>>(), spec.prompt);
+    let logprobs =
+        prefill.iter().map(|entry| PromptLogprob { logprob: entry.logprob, top: entry.top.clone() });
     assert_eq!(logprobs.collect::<Vec<_>>(), MockModel::reference_prompt(&server.config, &spec));
     let (tokens, done) = collect(server.start(request).await.unwrap()).await.unwrap();
     assert!(done.cached_tokens >= 32 && tokens[0].prefill.is_empty(), "{}", done.cached_tokens);

@@ -267,9 +267,9 @@ pub struct Ended<'a> {
 }
 
 impl ChunkWriter for Events {
-    fn token(&mut self, _: usize, token: &TokenEvent, encoder: &mut Encoder) {
+    fn token(&mut self, _: usize, token: TokenEvent, encoder: &mut Encoder) {
         self.begin(encoder);
-        let events = self.blocks.push(token);
+        let events = self.blocks.push(&token);
         self.tell(events, encoder);
     }
 

@@ -369,13 +369,13 @@ impl ChoiceStream {
 }
 
 impl ChunkWriter for ChatChunks {
-    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder) {
+    fn token(&mut self, index: usize, token: TokenEvent, encoder: &mut Encoder) {
         self.begin(index, encoder);
         let choice = &mut self.choices[index];
         if let Some(prompt) = &self.logprobs {
-            choice.logprobs.push(entry(prompt, token));
+            choice.logprobs.push(entry(prompt, &token));
         }
-        let deltas = choice.reader.push(token);
+        let deltas = choice.reader.push(&token);
         // An end-of-sequence token is no text, and its chunk says nothing but how likely it was.
         if deltas.is_empty() && choice.is_plain && self.logprobs.is_some() {
             self.chunk(index, Delta::default(), None, encoder);
