@@ -48,7 +48,7 @@ async fn invoked(context: Arc<RequestContext>, body: Bytes) -> Result<Response<B
     let keys = if body.len() <= SHORT {
         read()
     } else {
-        context.server().reading.run(body.len(), move |_| read()).await.unwrap_or_default()
+        context.server().reading.run(context.origin(), body.len(), move |_| read()).await.unwrap_or_default()
     };
     let (answered, family) = match keys {
         Some(Keys { inputs: None, messages: Some(_), .. }) => {
@@ -70,24 +70,25 @@ async fn invoked(context: Arc<RequestContext>, body: Bytes) -> Result<Response<B
 /// All instances run side by side; when one fails, the request fails.
 pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        let (requests, warnings) = body::parse_apart(context.server(), body, |fields, server, client| {
-            let limits = fields.limits();
-            let instances =
-                fields.required(&request_fields::INSTANCES, fields.list(&request_fields::INSTANCES)?)?;
-            if instances.is_empty() {
-                return Err(ApiError::invalid("instances", "must have at least one entry"));
-            }
-            let mut warnings = Warnings::default();
-            warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
-            let loaded = server.loaded()?;
-            let requests = instances.into_iter().enumerate().map(|(index, instance)| {
-                let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
-                let request = instance_request(&instance, &server.config.model_id, loaded, client);
-                request.map_err(|error| error.within(Place::from("instances").entry(index)))
-            });
-            Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
-        })
-        .await?;
+        let (requests, warnings) =
+            body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
+                let limits = fields.limits();
+                let instances =
+                    fields.required(&request_fields::INSTANCES, fields.list(&request_fields::INSTANCES)?)?;
+                if instances.is_empty() {
+                    return Err(ApiError::invalid("instances", "must have at least one entry"));
+                }
+                let mut warnings = Warnings::default();
+                warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
+                let loaded = server.loaded()?;
+                let requests = instances.into_iter().enumerate().map(|(index, instance)| {
+                    let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
+                    let request = instance_request(&instance, &server.config.model_id, loaded, client);
+                    request.map_err(|error| error.within(Place::from("instances").entry(index)))
+                });
+                Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
+            })
+            .await?;
         let (predictions, warnings) = generate_texts(&context, requests, warnings, "instances").await?;
         Ok(json(&Predictions { predictions, warnings }))
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use penstock_proto::ids::TokenId;
 
-use crate::blocking::Lost;
+use crate::blocking::Undone;
 use crate::constraint::GrammarError;
 use crate::prompt::PromptError;
 use crate::scheduler::{Refused, SequenceFailure};
@@ -149,7 +149,7 @@ pub enum GenerationFailure {
     Sequence(#[from] SequenceFailure),
     /// Work for it, on a thread of its own, was not done.
     #[error(transparent)]
-    Lost(#[from] Lost),
+    Undone(#[from] Undone),
     /// It ended without an end.
     #[error("the generation broke off")]
     BrokenOff,

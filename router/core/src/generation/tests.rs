@@ -13,8 +13,9 @@ use super::{
 use crate::health::Health;
 use crate::prompt::{Prompt, samples};
 use crate::scheduler::{
-    Namespace, Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Tenant, Watermark,
+    Namespace, Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Watermark,
 };
+use crate::tenant::Tenant;
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -139,7 +140,8 @@ impl Server {
 
     /// The sequence that `request` is, and the tokens that it comes to.
     async fn expected(&self, request: &GenerationRequest) -> (SequenceSpec, Vec<TokenId>) {
-        let prompt = self.serving.encode(request.input.clone(), request.truncate).await.unwrap();
+        let prompt =
+            self.serving.encode(Tenant::Anonymous, request.input.clone(), request.truncate).await.unwrap();
         let most = LIMITS.max_total_tokens - prompt.len() as u32;
         let (encoder, prompt) = match &self.serving.decoder_start[..] {
             [] => (Vec::new(), prompt),
@@ -233,7 +235,9 @@ async fn without_max_new_tokens_it_fills_what_is_left() {
 #[tokio::test]
 async fn what_is_over_the_limits_is_refused_before_it_is_queued() {
     let server = serve(8).await;
-    let hello = server.serving.encode(Input::Text("hello".into()), None).await.unwrap().len() as u32;
+    let hello =
+        server.serving.encode(Tenant::Anonymous, Input::Text("hello".into()), None).await.unwrap().len()
+            as u32;
     for (request, expected) in [
         (request(""), InvalidRequest::EmptyPrompt),
         (request(&"a".repeat(201)), InvalidRequest::PromptTokens { limit: 200, given: 201 }),

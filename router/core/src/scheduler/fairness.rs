@@ -14,7 +14,8 @@ use penstock_proto::ids::SequenceId;
 use slab::Slab;
 
 use super::order::{Precedence, Turn};
-use super::submission::{Priority, Tenant};
+use super::submission::Priority;
+use crate::tenant::Tenant;
 
 /// What a token costs its tenant: one that was generated took a step, one of a prompt a share of one. The
 /// weights of the paper.

@@ -150,12 +150,13 @@ fn tokens(
 pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     let spelling = prompt.clone();
-    let (asked, echoes, prompt_characters) = body::parse(context.server(), body, move |fields, server| {
-        let asked = CompletionRequest::parse(fields, &server.config.model_id)?;
-        let (echoes, characters) = echoed(&asked, &spelling);
-        Ok((asked, echoes, characters))
-    })
-    .await?;
+    let (asked, echoes, prompt_characters) =
+        body::parse(context.server(), context.origin(), body, move |fields, server| {
+            let asked = CompletionRequest::parse(fields, &server.config.model_id)?;
+            let (echoes, characters) = echoed(&asked, &spelling);
+            Ok((asked, echoes, characters))
+        })
+        .await?;
     let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs, names } = asked;
     let requests = prompts.into_iter().map(|input| GenerationRequest {
         top_tokens: logprobs.unwrap_or(0),

@@ -32,9 +32,10 @@ const NAMES: FieldNames = FieldNames::TGI;
 
 pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        let request =
-            body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Generate))
-                .await?;
+        let request = body::parse(context.server(), context.origin(), body, |fields, _| {
+            GenerateRequest::parse(fields, Route::Generate)
+        })
+        .await?;
         whole(&context, request, Shape::Object).await
     })
     .await
@@ -42,9 +43,10 @@ pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Re
 
 pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        let request =
-            body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Stream))
-                .await?;
+        let request = body::parse(context.server(), context.origin(), body, |fields, _| {
+            GenerateRequest::parse(fields, Route::Stream)
+        })
+        .await?;
         streamed(context, request).await
     })
     .await
@@ -56,7 +58,7 @@ pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Resp
 }
 
 pub async fn compat_answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
-    let (stream, request) = body::parse(context.server(), body, |fields, _| {
+    let (stream, request) = body::parse(context.server(), context.origin(), body, |fields, _| {
         let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
         let route = if stream { Route::CompatStream } else { Route::Compat };
         Ok((stream, GenerateRequest::parse(fields, route)?))

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use super::harness::{Harness, STEP, spec, tiny};
 use crate::scheduler::cost::Work;
 use crate::scheduler::fairness::cost;
-use crate::scheduler::submission::{Finish, Late, Release, SequenceFailure, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Finish, Late, Release, SequenceFailure, SequenceSpec};
+use crate::tenant::Tenant;
 use crate::worker::mock::MockConfig;
 
 fn roomy() -> MockConfig {
@@ -377,7 +378,6 @@ fn a_first_step_of_its_size_says_nothing_of_the_others() {
 }
 
 #[test]
-#[test]
 fn a_prompt_whose_log_probabilities_are_told_holds_nobody_up_longer_than_a_plain_one() {
     let full = STEP + TOKEN_TIME * 256;
     for target_itl in [None, Some(Duration::from_millis(10))] {
@@ -408,6 +408,7 @@ fn a_prompt_whose_log_probabilities_are_told_holds_nobody_up_longer_than_a_plain
     }
 }
 
+#[test]
 fn what_cannot_be_begun_in_time_is_refused_at_once() {
     let cost = CostModel { fixed_ns: 1e6, per_token_ns: 1e5, per_context_token_ns: 0.0 };
     let mut harness = Harness::new(MockConfig { cost, ..roomy() }, 4, 256);

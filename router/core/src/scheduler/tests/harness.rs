@@ -20,7 +20,8 @@ use crate::scheduler::mask_job::MaskJob;
 use crate::scheduler::policy::Drafting;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::snapshots::SnapshotDistances;
-use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec};
+use crate::tenant::Tenant;
 use crate::worker::mock::{MockConfig, MockModel};
 
 /// How long a step takes.
@@ -195,9 +196,9 @@ pub struct Harness {
     pub masks: VecDeque<Masks>,
     /// By so much longer a step takes for each token that it feeds.
     pub token_time: Duration,
-    /// And by so much if there are trees of drafts in it.
     /// And for each of a prompt of which log probabilities are told.
     pub target_time: Duration,
+    /// And by so much if there are trees of drafts in it.
     pub tree_time: Duration,
     pub now: Instant,
     next_id: u64,
@@ -243,8 +244,8 @@ impl Harness {
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
             token_time: Duration::ZERO,
-            tree_time: Duration::ZERO,
             target_time: Duration::ZERO,
+            tree_time: Duration::ZERO,
             now: Instant::now(),
             next_id: 1,
         }

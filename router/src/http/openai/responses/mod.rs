@@ -40,7 +40,7 @@ pub async fn responses(State(server): State<Arc<Server>>, request: Request) -> R
 
 async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
-    let read = body::parse_apart(context.server(), body, |fields, server, client| {
+    let read = body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
         let limits = fields.limits();
         let ResponseRequest { chat, echo, service_tier } = request::parse(fields, &server.config.model_id)?;
         let mut prepared = chat.prepare(server.loaded()?, client)?;
