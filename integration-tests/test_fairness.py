@@ -83,6 +83,93 @@ def test_a_flooding_key_delays_another_by_one_sequence_at_most(narrow: Launched)
     flood.leave()
 
 
+def costly_schema(number: int) -> dict[str, Any]:
+    """Takes a second to refuse, and is another one for each number."""
+    options = [{"type": "integer", "minimum": n * 10, "maximum": n * 10 + 5} for n in range(2000)]
+    return {"title": f"number {number}", "oneOf": options}
+
+
+def schema_as_long(number: int) -> dict[str, Any]:
+    """Of a length for which costly ones and it have the same threads."""
+    return {"enum": [f"{number} {'x' * 100} {n}" for n in range(400)]}
+
+
+def test_a_key_that_has_costly_schemas_compiled_delays_another_by_one_of_them(launch: Launch) -> None:
+    flags = (
+        "--validation-workers",
+        "1",
+        "--grammar-timeout-ms",
+        "500",
+        "--api-key",
+        FLOODER,
+        "--api-key",
+        OTHER,
+    )
+    launched = launch(*flags).wait_ready()
+
+    def with_schema(schema: dict[str, Any]) -> dict[str, Any]:
+        asked = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        return {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "response_format": asked}
+
+    def ask(schema: dict[str, Any]) -> tuple[int, float]:
+        began = time.monotonic()
+        reply = wire.post(
+            launched.address, "/v1/chat/completions", with_schema(schema), headers=bearer(OTHER)
+        )
+        return reply.status, time.monotonic() - began
+
+    assert ask(schema_as_long(0))[0] == 200
+    lines = f"\r\nHost: test\r\nAuthorization: Bearer {FLOODER}".encode()
+    flood = [
+        wire.exchange(
+            launched.address,
+            wire.raw_post("/v1/chat/completions", with_schema(costly_schema(number))).replace(
+                b"\r\nHost: test", lines
+            ),
+        )
+        for number in range(40)
+    ]
+    try:
+        # The first was worked on, and the others wait.
+        assert flood[0].recv(12).endswith(b" 422")
+        for schema in (schema_as_long(0), schema_as_long(1)):
+            status, seconds = ask(schema)
+            assert status == 200 and seconds < 4, (status, seconds)
+    finally:
+        for connection in flood:
+            connection.close()
+
+
+def test_a_key_whose_long_chats_are_read_delays_another_by_one_of_them(launch: Launch) -> None:
+    """Chats of 1.5 MB, which are read before they have a place."""
+    flags = ("--validation-workers", "1", "--api-key", FLOODER, "--api-key", OTHER)
+    launched = launch(*flags).wait_ready()
+    body = {"messages": [{"role": "user", "content": "a b c d " * 190_000}], "max_tokens": 4}
+    short = {"messages": [{"role": "user", "content": "a b c d " * 20_000}], "max_tokens": 4}
+
+    def alone() -> float:
+        began = time.monotonic()
+        reply = wire.post(launched.address, "/v1/chat/completions", short, headers=bearer(OTHER))
+        assert reply.status == 422, "it is too long for the model, which is known when it was read"
+        return time.monotonic() - began
+
+    usual = alone()
+    lines = f"\r\nHost: test\r\nAuthorization: Bearer {FLOODER}".encode()
+    raw = wire.raw_post("/v1/chat/completions", body).replace(b"\r\nHost: test", lines)
+    flood = [wire.exchange(launched.address, raw) for _ in range(60)]
+    try:
+        began = time.monotonic()
+        took = alone()
+        answered = [connection.recv(12) for connection in flood]
+        whole = time.monotonic() - began
+    finally:
+        for connection in flood:
+            connection.close()
+    assert all(status.startswith(b"HTTP/1.1 4") for status in answered)
+    print(f"alone {usual:.2f} s, beside the flood {took:.2f} s, which took {whole:.2f} s")
+    assert took < whole / 4 + usual, (usual, took, whole)
+
+
 def test_without_keys_the_queue_is_fair_between_users(launch_null: Launch) -> None:
     open_to_all = launch_null("--max-batch-size", str(SLOTS)).wait_ready()
     flood = Flood(open_to_all, FLOOD // 2, long_answer(0, LENGTH, user="flood"), {})

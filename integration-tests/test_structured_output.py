@@ -464,7 +464,7 @@ def test_the_other_routes_follow_grammars(address: wire.Address, path: str, body
 
 
 # More than a second of looking for two options that the same value matches.
-COSTLY = {
+COSTLY: dict[str, Any] = {
     "type": "json",
     "value": {"oneOf": [{"type": "integer", "minimum": n * 10, "maximum": n * 10 + 5} for n in range(2000)]},
 }
@@ -482,6 +482,31 @@ def test_a_grammar_has_as_long_to_compile_as_the_flag_says(launch: Launch) -> No
             assert refused.status == 422 and "longer than 200 ms" in refused.json()["error"]["message"], (
                 refused
             )
+
+
+def costly(number: int) -> dict[str, Any]:
+    """Another grammar for each number."""
+    return {**COSTLY, "value": {"title": f"number {number}", **COSTLY["value"]}}
+
+
+def test_a_grammar_that_waits_too_long_for_its_turn_is_a_503(launch: Launch) -> None:
+    """One thread, and more to compile than it comes to in the five seconds that a grammar waits."""
+    flags = ("--validation-workers", "1", "--grammar-timeout-ms", "1000")
+    server = launch(*flags).wait_ready()
+
+    def ask(number: int) -> wire.Reply:
+        body = {"messages": user("x"), "max_tokens": 4, "response_format": costly(number)}
+        return wire.post(server.address, CHAT, body)
+
+    with ThreadPoolExecutor(24) as threads:
+        replies = list(threads.map(ask, range(24)))
+    assert {reply.status for reply in replies} == {422, 503}, [reply.status for reply in replies]
+    for busy in (reply for reply in replies if reply.status == 503):
+        error = busy.json()["error"]
+        assert "too many grammars are being compiled" in error["message"], error
+        assert int(busy.headers["retry-after"]) >= 1
+    # It was the moment, not the request.
+    assert ask(0).status == 422
 
 
 def test_a_grammar_whose_client_leaves_is_not_compiled_to_its_end(launch: Launch) -> None:

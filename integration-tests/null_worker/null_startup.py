@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.engine.engine_thread import EngineThread
-from penstock.engine.plan import SAMPLE, START, MaskColumns, Plan
+from penstock.engine.plan import PROMPT_LOGPROBS, SAMPLE, START, MaskColumns, Plan
 from penstock.engine.slots import MAX_TOP_TOKENS
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.loading.model_files import GENERATION, eos_ids, read_config, read_json
@@ -32,6 +32,8 @@ from penstock_kernels.run import Inbox
 
 # Ordinary words of the vocabulary of the model that ships, and of those that tests make with its tokenizer.
 FIRST_TOKEN, TOKENS = 400, 16
+# Of a prompt's tokens, one after the other.
+ALTERNATIVES = 64
 MOST_PAGES = 1 << 24
 
 
@@ -83,6 +85,8 @@ class NullEngine:
             self.top_counts[plan.slots[(plan.flags & START) != 0]] = plan.starts.top_tokens
         samples = (plan.flags & SAMPLE) != 0
         tops = int(self.top_counts[plan.slots[samples]].sum())
+        told = (plan.flags & PROMPT_LOGPROBS) != 0
+        prompt_tops = int((plan.counts[told] * self.top_counts[plan.slots[told]]).sum())
         ends = (plan.positions + plan.counts)[samples]
         read = time.perf_counter_ns()
         if self.step_seconds and len(plan.slots):
@@ -97,6 +101,8 @@ class NullEngine:
             top_tokens=np.full(tops, FIRST_TOKEN, "<u4").tobytes(),
             top_logprobs=np.full(tops, -1, "<f4").tobytes(),
             prompt_logprobs=np.full(len(plan.prompt_targets), -1, "<f4").tobytes(),
+            prompt_top_tokens=(FIRST_TOKEN + np.arange(prompt_tops) % ALTERNATIVES).astype("<u4").tobytes(),
+            prompt_top_logprobs=np.full(prompt_tops, -1, "<f4").tobytes(),
             prepare_ns=read - began,
             forward_ns=time.perf_counter_ns() - read,
         )

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wire
+from checkpoints import random_llama
 from conftest import Launch
 from launched import Launched, forget_the_peak, memory
 from probe import Probe
@@ -177,6 +179,43 @@ def test_clients_that_do_not_read_hold_little(launch_null: Launch) -> None:
     finally:
         for client in clients:
             client.close()
+
+
+ALTERNATIVES = 20
+
+
+def test_the_log_probabilities_of_a_long_prompt_take_little_memory_and_nobodys_time(
+    launch_null: Launch, tmp_path: Path
+) -> None:
+    """120,000 tokens with 20 alternatives each, whole and streamed: 2.4 million texts, all at once, when they were made before they
+    were written.
+    """
+    length = 120_000
+    flags = ("--max-top-n-tokens", str(ALTERNATIVES), "--max-total-tokens", "131072")
+    long = launch_null(
+        "--model-id", str(random_llama(tmp_path / "long", positions=1 << 17)), *flags
+    ).wait_ready()
+    body = {"prompt": [400 + at % 16 for at in range(length)], "max_tokens": 1, "echo": True}
+    body |= {"logprobs": ALTERNATIVES, "temperature": 0}
+    for more in ({}, {"stream": True}):
+        before = forget_the_peak(long)
+        with Probe(long.address) as probe:
+            # It is read as it is made; what the test makes of it is not timed.
+            reply = wire.post(long.address, "/v1/completions", {**body, **more})
+        assert reply.status == 200, reply.text[:1000]
+        grown = memory(long, "VmHWM") - before
+        print(
+            f"{len(reply.body) / MB:.0f} MB, {grown / MB:.0f} MB at the peak, {probe.slowest:.2f} s for others"
+        )
+        assert grown < 150 * MB
+        assert probe.slowest < 1.5
+        chunks = [json.loads(event[6:]) for event in reply.text.split("\n\n") if event.startswith("data: {")]
+        told = [chunk["choices"][0]["logprobs"] for chunk in chunks or [reply.json()] if chunk["choices"]]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            entries = [entry for lists in told if lists is not None for entry in lists[name]]
+            assert len(entries) == length + 1, name
+            if name == "text_offset":
+                assert entries[0] == 0 and sorted(entries) == entries and entries[-1] > length
 
 
 def test_telling_tokens_counts_like_a_request(launch_null: Launch) -> None:

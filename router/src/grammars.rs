@@ -72,26 +72,26 @@ pub fn compiler(
 }
 
 impl GrammarCompiler for Grammars {
+    fn find(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GrammarSource> {
+        let source = to_compile(source);
+        match self.0.find(&source) {
+            Some(grammar) => Ok(Arc::new(Compiled(grammar))),
+            None => Err(as_asked(source)),
+        }
+    }
+
     fn compile(
         &self,
         source: GrammarSource,
         cancelled: &CancellationToken,
     ) -> Result<Arc<dyn Grammar>, GrammarError> {
-        let source = match source {
-            GrammarSource::JsonObject => Source::JsonObject,
-            GrammarSource::JsonSchema(schema) => Source::JsonSchema(schema),
-            GrammarSource::Regex(pattern) => Source::Regex(pattern),
-            GrammarSource::Choice(texts) => Source::Choice(texts),
-            GrammarSource::Lark(text) => Source::Lark(text),
-            GrammarSource::Parts(parts) => Source::Parts(parts),
-        };
         let cancel = Cancel::new();
         let (gone, told) = (cancelled.clone(), cancel.clone());
         let _watch = AbortOnDropHandle::new(tokio::spawn(async move {
             gone.cancelled().await;
             told.cancel();
         }));
-        match self.0.compile(source, &cancel) {
+        match self.0.compile(to_compile(source), &cancel) {
             Ok(grammar) => Ok(Arc::new(Compiled(grammar))),
             Err(error) => {
                 let text = error.to_string();
@@ -102,6 +102,28 @@ impl GrammarCompiler for Grammars {
                 })
             }
         }
+    }
+}
+
+fn to_compile(source: GrammarSource) -> Source {
+    match source {
+        GrammarSource::JsonObject => Source::JsonObject,
+        GrammarSource::JsonSchema(schema) => Source::JsonSchema(schema),
+        GrammarSource::Regex(pattern) => Source::Regex(pattern),
+        GrammarSource::Choice(texts) => Source::Choice(texts),
+        GrammarSource::Lark(text) => Source::Lark(text),
+        GrammarSource::Parts(parts) => Source::Parts(parts),
+    }
+}
+
+fn as_asked(source: Source) -> GrammarSource {
+    match source {
+        Source::JsonObject => GrammarSource::JsonObject,
+        Source::JsonSchema(schema) => GrammarSource::JsonSchema(schema),
+        Source::Regex(pattern) => GrammarSource::Regex(pattern),
+        Source::Choice(texts) => GrammarSource::Choice(texts),
+        Source::Lark(text) => GrammarSource::Lark(text),
+        Source::Parts(parts) => GrammarSource::Parts(parts),
     }
 }
 

@@ -4,6 +4,7 @@ them. OpenAI's penalties, which it lacks, and our watermark, which has another h
 
 import math
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -174,3 +175,41 @@ def test_both_zeros_are_one_logit() -> None:
     logits = torch.tensor([[-0.0, 0.0, -1.0, -0.0, 1.0, -math.inf]])
     assert most_likely(logits, 6).tolist() == [[4, 0, 1, 3, 2, 5]]
     assert native_sampling.most_likely(logits.numpy(), 6).tolist() == [[4, 0, 1, 3, 2, 5]]
+
+
+def by_sorting(logits_SV: np.ndarray, count: int) -> list[list[int]]:
+    return [sorted(range(len(row)), key=lambda token: (-row[token], token))[:count] for row in logits_SV]
+
+
+@pytest.mark.parametrize("vocabulary", [2049, 4096, 6007])
+def test_the_most_likely_of_many_tokens_are_those_of_a_sort(vocabulary: int) -> None:
+    random_ = np.random.default_rng(vocabulary)
+    smooth = random_.normal(size=(8, vocabulary)).astype(np.float32)
+    rows = {
+        "smooth": smooth,
+        "few values": np.round(smooth),
+        "all alike": np.zeros_like(smooth),
+        "ascending": np.sort(smooth, axis=1),
+        "descending": -np.sort(smooth, axis=1),
+        "few possible": np.where(random_.random(smooth.shape) < 0.002, smooth, -np.inf).astype(np.float32),
+        "behind the blocks": np.where(np.arange(vocabulary) < vocabulary - 3, smooth - 99, smooth),
+        "in one block": np.where(np.arange(vocabulary) % (vocabulary // 64) == 5, smooth + 99, smooth),
+    }
+    for name, logits_SV in rows.items():
+        for count in (1, 5, 20):
+            assert native_sampling.most_likely(logits_SV, count).tolist() == by_sorting(logits_SV, count), (
+                name
+            )
+    # Logits lie in memory with room behind each row.
+    padded = np.zeros((8, vocabulary + 11), np.float32)
+    padded[:, :vocabulary] = smooth
+    assert native_sampling.most_likely(padded[:, :vocabulary], 20).tolist() == by_sorting(smooth, 20)
+
+
+def test_the_most_likely_are_found_without_an_integer_for_each_token() -> None:
+    logits_SV = np.random.default_rng(1).normal(size=(64, 49_152)).astype(np.float32)
+    tracemalloc.start()
+    native_sampling.most_likely(logits_SV, 20)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < logits_SV.nbytes, f"{most:,} bytes beside logits of {logits_SV.nbytes:,}"

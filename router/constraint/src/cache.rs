@@ -26,18 +26,18 @@ impl Cache {
     }
 
     pub(crate) fn get(&mut self, content: &Content) -> Option<Arc<Grammar>> {
+        let found = self.find(content);
+        self.misses += u64::from(found.is_none());
+        found
+    }
+
+    /// The same, before `get` may be asked: what is not there is no miss yet.
+    pub(crate) fn find(&mut self, content: &Content) -> Option<Arc<Grammar>> {
         self.clock += 1;
-        match self.kept.get_mut(content) {
-            Some(kept) => {
-                kept.used = self.clock;
-                self.hits += 1;
-                Some(kept.grammar.clone())
-            }
-            None => {
-                self.misses += 1;
-                None
-            }
-        }
+        let kept = self.kept.get_mut(content)?;
+        kept.used = self.clock;
+        self.hits += 1;
+        Some(kept.grammar.clone())
     }
 
     /// Keeps a grammar, unless it alone is over the bound, and drops what was used longest ago to make room.

@@ -90,6 +90,12 @@ impl Compiler {
         })
     }
 
+    /// The grammar, if it is compiled already. Takes as long as to read the source.
+    pub fn find(&self, source: &Source) -> Option<Arc<Grammar>> {
+        let content = source.content(&self.limits).ok()?;
+        locked(&self.cache).find(&content)
+    }
+
     /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and eleven times [`Limits::timeout`]
     /// together, at most; returns soon after `cancel` is set.
     pub fn compile(&self, source: Source, cancel: &Cancel) -> Result<Arc<Grammar>, CompileError> {

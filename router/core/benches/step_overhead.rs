@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use penstock_core::health::Health;
 use penstock_core::scheduler::offline::Offline;
 use penstock_core::scheduler::{
-    Namespace, Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted, Tenant,
+    Namespace, Priority, Sampling, SequenceEvent, SequenceSpec, Settings, Submitted,
 };
 use penstock_core::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, Run, WorkerSource};
 use penstock_proto::ids::TokenId;
@@ -33,6 +33,7 @@ const LIMITS: PrepareLimits = PrepareLimits {
     memory_fraction: 0.9,
     max_step_drafts: 0,
 };
+use crate::tenant::Tenant;
 
 /// One worker process, started by hand.
 struct Process {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use penstock_core::prompt::{Chat, Input, Length, Prompt};
+use penstock_core::tenant::Tenant;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,10 @@ async fn main() -> anyhow::Result<()> {
     for messages in asked.chats {
         let chat = Chat { messages, add_generation_prompt: Some(true), ..Chat::default() };
         let text = prompt.render(&chat, &CancellationToken::new())?;
-        let tokens = prompt.encode(Input::Rendered(text.clone()), Length::Within(u32::MAX)).await?.len();
+        let tokens = prompt
+            .encode(Tenant::Anonymous, Input::Rendered(text.clone()), Length::Within(u32::MAX))
+            .await?
+            .len();
         let (mut rendering, mut tokenizing, mut refusing) = (f64::MAX, f64::MAX, None);
         let began = Instant::now();
         while began.elapsed() < patience {
@@ -36,9 +40,12 @@ async fn main() -> anyhow::Result<()> {
             let start = Instant::now();
             prompt.render(&chat, &CancellationToken::new())?;
             let rendered = Instant::now();
-            prompt.encode(Input::Rendered(whole), Length::Within(u32::MAX)).await?;
+            prompt.encode(Tenant::Anonymous, Input::Rendered(whole), Length::Within(u32::MAX)).await?;
             let tokenized = Instant::now();
-            let refused = prompt.encode(Input::Rendered(again), Length::Within(asked.within)).await.is_err();
+            let refused = prompt
+                .encode(Tenant::Anonymous, Input::Rendered(again), Length::Within(asked.within))
+                .await
+                .is_err();
             let end = Instant::now();
             rendering = rendering.min((rendered - start).as_secs_f64());
             tokenizing = tokenizing.min((tokenized - rendered).as_secs_f64());

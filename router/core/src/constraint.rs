@@ -64,6 +64,9 @@ fn bytes(value: &Value) -> usize {
 }
 
 pub trait GrammarCompiler: Debug + Send + Sync {
+    /// The grammar, if it is compiled already; else its source again. As fast as the source is read.
+    fn find(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GrammarSource>;
+
     /// Blocks. Ends soon after `cancelled` is, and within the compiler's own limit of time.
     fn compile(
         &self,

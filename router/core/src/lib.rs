@@ -6,6 +6,7 @@
 //! - `worker` is the client of the worker contract, which the crate `penstock-proto` holds;
 //! - `constraint` is what a text has to be, whoever compiles it;
 //! - `blocking` has the threads for what takes time in proportion to a request's size;
+//! - `tenant` is between whom all of these are fair;
 //! - `health` is what the server can say of itself, and `clock` the time.
 
 pub mod blocking;
@@ -15,4 +16,5 @@ pub mod generation;
 pub mod health;
 pub mod prompt;
 pub mod scheduler;
+pub mod tenant;
 pub mod worker;

@@ -8,7 +8,8 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, header};
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use penstock_core::blocking::SHORT;
+use penstock_core::blocking::{SHORT, Undone};
+use penstock_core::tenant::Tenant;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -117,17 +118,18 @@ impl<'a> Collected<'a> {
     }
 }
 
-/// Reads the members of a body with `read`: those of a short one at once, those of a long one on a blocking
+/// Reads the members of a tenant's body with `read`: those of a short one at once, those of a long one on a blocking
 /// thread, since nothing else would run on this one meanwhile.
 pub async fn parse<T: Send + 'static>(
     server: &Arc<Server>,
+    tenant: Tenant,
     body: Bytes,
     read: impl FnOnce(&Fields, &Server) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     if body.len() <= SHORT {
         parsed(server, &body, read)
     } else {
-        parse_apart(server, body, |fields, server, _| read(fields, server)).await
+        parse_apart(server, tenant, body, |fields, server, _| read(fields, server)).await
     }
 }
 
@@ -135,16 +137,19 @@ pub async fn parse<T: Send + 'static>(
 /// that is cancelled when the client has gone.
 pub async fn parse_apart<T: Send + 'static>(
     server: &Arc<Server>,
+    tenant: Tenant,
     body: Bytes,
     read: impl FnOnce(&Fields, &Server, &CancellationToken) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let shared = server.clone();
-    let result = server
-        .reading
-        .run(body.len(), move |client| parsed(&shared, &body, |fields, server| read(fields, server, client)));
-    let result = result.await;
-    // The panic hook has logged where it was.
-    result.unwrap_or_else(|_| Err(ApiError::internal()))
+    let (shared, work_bytes) = (server.clone(), body.len());
+    let work = move |client: &_| parsed(&shared, &body, |fields, server| read(fields, server, client));
+    server.reading.run(tenant, work_bytes, work).await.unwrap_or_else(|undone| {
+        Err(match undone {
+            Undone::Crowded | Undone::Late => ApiError::crowded(undone),
+            // The panic hook has logged where it was.
+            Undone::Lost => ApiError::internal(),
+        })
+    })
 }
 
 fn parsed<T>(

@@ -69,7 +69,10 @@ pub async fn infer(
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
         checked_path(&path)?;
         let Asked { id, inputs, requests, warnings } =
-            body::parse(context.server(), body, |fields, _| Asked::parse(fields, fields.limits())).await?;
+            body::parse(context.server(), context.origin(), body, |fields, _| {
+                Asked::parse(fields, fields.limits())
+            })
+            .await?;
         let (texts, warnings) = generate_texts(&context, requests, warnings, "inputs").await?;
         let outputs = inputs.into_iter().zip(texts).map(|(input, text)| input.answered(text)).collect();
         let model_version = path.get("version").map(String::as_str);

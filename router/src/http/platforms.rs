@@ -70,7 +70,7 @@ async fn keys<K: DeserializeOwned + Send + 'static>(context: &RequestContext, bo
     }
     let (length, body) = (body.len(), body.clone());
     let read = move |_: &CancellationToken| serde_json::from_slice(&body).ok();
-    context.server().reading.run(length, read).await.unwrap_or_default()
+    context.server().reading.run(context.origin(), length, read).await.unwrap_or_default()
 }
 
 /// Whether a request to `path`, a route of its own, is one of `/vertex`. Where Vertex AI was given that path as the one to predict
@@ -90,24 +90,25 @@ pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Resp
 
 /// All instances run side by side; when one fails, the request fails.
 pub async fn predictions(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
-    let (requests, warnings) = body::parse_apart(context.server(), body, |fields, server, client| {
-        let limits = fields.limits();
-        let instances =
-            fields.required(&request_fields::INSTANCES, fields.list(&request_fields::INSTANCES)?)?;
-        if instances.is_empty() {
-            return Err(ApiError::invalid("instances", "must have at least one entry"));
-        }
-        let mut warnings = Warnings::default();
-        warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
-        let loaded = server.loaded()?;
-        let requests = instances.into_iter().enumerate().map(|(index, instance)| {
-            let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
-            let request = instance_request(&instance, &server.config.model_id, loaded, client);
-            request.map_err(|error| error.within(Place::from("instances").entry(index)))
-        });
-        Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
-    })
-    .await?;
+    let (requests, warnings) =
+        body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
+            let limits = fields.limits();
+            let instances =
+                fields.required(&request_fields::INSTANCES, fields.list(&request_fields::INSTANCES)?)?;
+            if instances.is_empty() {
+                return Err(ApiError::invalid("instances", "must have at least one entry"));
+            }
+            let mut warnings = Warnings::default();
+            warnings.unknown(fields, "", [request_fields::INSTANCES.name].into_iter());
+            let loaded = server.loaded()?;
+            let requests = instances.into_iter().enumerate().map(|(index, instance)| {
+                let instance = fields.entry(&request_fields::INSTANCES, index, instance)?;
+                let request = instance_request(&instance, &server.config.model_id, loaded, client);
+                request.map_err(|error| error.within(Place::from("instances").entry(index)))
+            });
+            Ok((requests.collect::<Result<Vec<_>, _>>()?, warnings.settle(limits)?))
+        })
+        .await?;
     let (predictions, warnings) = generate_texts(&context, requests, warnings, "instances").await?;
     Ok(json(&Predictions { predictions, warnings }))
 }

@@ -15,6 +15,7 @@ use penstock_core::generation::{
     self, Caller, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timeline, Timings,
 };
 use penstock_core::scheduler::Permit;
+use penstock_core::tenant::Tenant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::address;
@@ -181,6 +182,11 @@ impl RequestContext {
         self.server.loaded()
     }
 
+    /// Whose it is, as far as is known before its body is read.
+    pub fn origin(&self) -> Tenant {
+        self.caller.origin()
+    }
+
     /// Refuses a request of more sequences than this server ever has at once. `blames` is the field that asks for them.
     pub fn check_sequences(&self, sequences: usize, blames: &'static str) -> Result<(), ApiError> {
         let most = self.server.config.args.max_concurrent_requests;
@@ -216,7 +222,8 @@ impl RequestContext {
         async move {
             let first = self.reserve(&request, names)?;
             if count > 1 {
-                let tokens = self.loaded()?.serving.encode(request.input, request.truncate).await;
+                let tokens =
+                    self.loaded()?.serving.encode(self.origin(), request.input, request.truncate).await;
                 request.input = Input::Tokens(tokens.map_err(|error| names.error(error))?);
             }
             let answers = (0..count).map(|answer| {
@@ -261,7 +268,7 @@ impl RequestContext {
             _ if index.is_none() || !self.server.config.args.log_prompts => None,
             Input::Text(text) | Input::Rendered(text) => Some(text.clone()),
             Input::Tokens(ids) => {
-                let decoded = serving.prompt.decode_apart(ids.clone()).await;
+                let decoded = serving.prompt.decode_apart(self.origin(), ids.clone()).await;
                 Some(decoded.map_err(|error| names.error(error))?)
             }
         };

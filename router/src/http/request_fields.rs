@@ -356,7 +356,10 @@ pub const LOGIT_BIAS: Field = field(
     "Token ids, each with a number of -100..100 to add to its logit. A list of numbers, as TGI takes it, has no effect",
 );
 pub const IGNORE_EOS: Field = flag("ignore_eos", "Generate on after an end-of-sequence token");
-pub const ECHO: Field = flag("echo", "Put the prompt before the generated text");
+pub const ECHO: Field = flag(
+    "echo",
+    "Put the prompt before the generated text. In a stream, with `logprobs`, 128 tokens of it in a chunk",
+);
 pub const STREAM_OPTIONS: Field = field(
     "stream_options",
     Kind::Object,

@@ -72,7 +72,11 @@ impl Loaded {
 impl Server {
     pub fn new(config: Config, health: HealthReceiver) -> Result<Arc<Self>, FlagError> {
         let tracing = Tracing::start(&config.args)?;
-        let reading = BlockingPool::new(config.args.validation_workers);
+        let reading = BlockingPool::refusing_beyond(
+            // More would find no place behind it.
+            config.args.max_concurrent_requests as usize,
+            config.args.validation_workers,
+        );
         let (in_flight, loaded) = (TaskTracker::new(), OnceLock::new());
         let block_readers = Shares::new(READERS);
         Ok(Arc::new(Self { config, health, in_flight, tracing, reading, block_readers, loaded }))

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::stream;
 use penstock_core::prompt::Tokenized;
 use penstock_core::scheduler::Permit;
+use penstock_core::tenant::Tenant;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -33,8 +34,9 @@ pub async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Re
     let result = async {
         let (body, held) = begin(&server, request, &NAMES).await?;
         let loaded = server.loaded()?;
-        let (text, warnings) = body::parse(&server, body, |fields, _| tgi::inputs_alone(fields)).await?;
-        let tokens = loaded.serving.prompt.tokenize(text, true, loaded.limits.most_told()).await;
+        let (text, warnings) =
+            body::parse(&server, held.tenant, body, |fields, _| tgi::inputs_alone(fields)).await?;
+        let tokens = loaded.serving.prompt.tokenize(held.tenant, text, true, loaded.limits.most_told()).await;
         let tokens = tokens.map_err(|error| NAMES.error(error))?;
         let mut response = response(Pieces::new(tokens, Shape::List), held);
         // The answer is a bare list.
@@ -50,11 +52,13 @@ pub async fn chat_tokenize(State(server): State<Arc<Server>>, request: Request) 
     let result = async {
         let (body, held) = begin(&server, request, &NAMES).await?;
         let loaded = server.loaded()?;
-        let (text, warnings) = body::parse_apart(&server, body, move |fields, server, client| {
-            chat::rendered(fields, &server.config.model_id, server.loaded()?, client)
-        })
-        .await?;
-        let tokens = loaded.serving.prompt.tokenize(text, false, loaded.limits.most_told()).await;
+        let (text, warnings) =
+            body::parse_apart(&server, held.tenant, body, move |fields, server, client| {
+                chat::rendered(fields, &server.config.model_id, server.loaded()?, client)
+            })
+            .await?;
+        let tokens =
+            loaded.serving.prompt.tokenize(held.tenant, text, false, loaded.limits.most_told()).await;
         let tokens = tokens.map_err(|error| NAMES.error(error))?;
         Ok(response(Pieces::new(tokens, Shape::Chat(warnings)), held))
     };
@@ -72,7 +76,7 @@ pub async fn begin(server: &Server, request: Request, names: &FieldNames) -> Res
     if let Some(unplaced) = unplaced {
         unplaced.has_place();
     }
-    Ok((body, Held { _permit: permit, _in_flight: in_flight }))
+    Ok((body, Held { tenant: caller.origin(), _permit: permit, _in_flight: in_flight }))
 }
 
 fn warn(headers: &mut HeaderMap, warnings: &Warnings) {
@@ -104,6 +108,7 @@ fn response(mut pieces: Pieces, held: Held) -> Response<Body> {
 
 /// What a request holds until its answer was written to the connection.
 pub struct Held {
+    pub tenant: Tenant,
     _permit: Arc<Permit>,
     _in_flight: TaskTrackerToken,
 }

@@ -376,6 +376,35 @@ async fn offsets_of_an_echoed_prompt_are_those_of_its_text() {
 }
 
 #[tokio::test]
+async fn a_long_echoed_prompt_is_told_in_parts_that_come_to_the_whole() {
+    let vocabulary = || Vocabulary::Bytes(Vec::new());
+    let mut setup = Setup { vocabulary: vocabulary(), ..Setup::default() };
+    setup.mock.vocab_size = vocabulary().size();
+    let served = Served::ready(setup).await;
+    // 640 tokens, most of them parts of characters.
+    let long = "日本語 😀x ".repeat(40);
+    let mut request =
+        json!({"prompt": [long, "ab"], "max_tokens": 4, "temperature": 0, "echo": true, "logprobs": 2});
+    let whole = served.post("/v1/completions", request.clone()).await.good();
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/completions", request).await;
+    for (index, length) in [(0, 640), (1, 2)] {
+        let choices =
+            || chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|choice| choice["index"] == index);
+        let choice = &whole["choices"][index];
+        let text: String = choices().filter_map(|choice| choice["text"].as_str()).collect();
+        assert_eq!(choice["text"], text);
+        for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let parts = choices().filter_map(|choice| choice["logprobs"][list].as_array());
+            assert!(parts.clone().all(|part| part.len() <= 129));
+            let together: Vec<_> = parts.flatten().cloned().collect();
+            assert_eq!(together.len(), length + 4);
+            assert_eq!(choice["logprobs"][list], Value::from(together), "{list}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_response_tells_log_probabilities_of_its_text_alone() {
     let vocabulary = || Vocabulary::Bytes(vec!["<think>", "</think>"]);
     let dictation = Dictation::default();

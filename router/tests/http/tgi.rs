@@ -114,6 +114,25 @@ async fn prompt_tokens_have_log_probabilities_but_for_the_first() {
 }
 
 #[tokio::test]
+async fn each_of_the_best_has_the_tokens_of_a_long_prompt() {
+    let served = Served::default().await;
+    let parameters =
+        json!({"max_new_tokens": 2, "decoder_input_details": true, "best_of": 2, "do_sample": true});
+    let request = json!({"inputs": "abcd".repeat(500), "parameters": parameters});
+    let body = served.post("/generate", request.clone()).await.good();
+    let details = &body["details"];
+    for one in [details, &details["best_of_sequences"][0]] {
+        let prefill = one["prefill"].as_array().expect("a list");
+        assert_eq!(prefill.len(), 2000);
+        assert!(prefill[0]["logprob"].is_null() && prefill[1999]["logprob"].is_number());
+        assert_eq!((&prefill[1998]["text"], &prefill[1999]["text"]), (&json!("c"), &json!("d")));
+        assert_eq!(one["tokens"].as_array().map(Vec::len), Some(2));
+    }
+    let listed = served.post("/", request).await.good();
+    assert_eq!(listed[0]["details"]["prefill"].as_array().map(Vec::len), Some(2000));
+}
+
+#[tokio::test]
 async fn a_stop_string_ends_the_text_and_stays_in_it() {
     let served = Served::default().await;
     let request = |parameters: Value| json!({"inputs": "hello", "parameters": parameters});

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use penstock_proto::ids::TokenId;
 
-use crate::blocking::Lost;
+use crate::blocking::Undone;
 use crate::constraint::GrammarError;
 use crate::prompt::PromptError;
 use crate::scheduler::{Refused, SequenceFailure};
@@ -36,10 +36,12 @@ pub struct TokenEvent {
     pub prefill: Vec<PromptToken>,
 }
 
+/// Without texts, since a prompt may have many tokens and each many alternatives: they are made where they are written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptToken {
-    pub token: TextToken,
-    pub top: Vec<TextToken>,
+    pub id: TokenId,
+    pub logprob: Option<f32>,
+    pub top: Vec<(TokenId, f32)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -145,9 +147,9 @@ pub enum GenerationFailure {
     /// The scheduler ended it.
     #[error(transparent)]
     Sequence(#[from] SequenceFailure),
-    /// Work for it, on a thread of its own, has no end.
+    /// Work for it, on a thread of its own, was not done.
     #[error(transparent)]
-    Lost(#[from] Lost),
+    Undone(#[from] Undone),
     /// It ended without an end.
     #[error("the generation broke off")]
     BrokenOff,

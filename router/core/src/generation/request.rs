@@ -8,6 +8,7 @@ use penstock_proto::ids::{SpanRef, TokenId};
 use crate::constraint::GrammarSource;
 use crate::prompt::Input;
 use crate::scheduler::{Priority, Sampling};
+use crate::tenant::Tenant;
 
 /// What any dialect asks for. All numbers were checked against `limits`, except those that depend on
 /// the prompt's length.
@@ -72,6 +73,15 @@ impl Caller {
             // The lower number is the higher priority.
             Some(asked) => asked.max(self.priority.unwrap_or(asked)),
             None => own,
+        }
+    }
+
+    /// Whose its work is before it is known whom the client names as its user: what cannot be made up.
+    pub fn origin(&self) -> Tenant {
+        match (self.key, self.address) {
+            (Some(key), _) => Tenant::Key(key),
+            (None, Some(address)) => Tenant::Address(address),
+            (None, None) => Tenant::Anonymous,
         }
     }
 

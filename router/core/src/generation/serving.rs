@@ -3,23 +3,28 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, Shared};
 use penstock_output::Unbound;
 use penstock_proto::ids::TokenId;
 
-use crate::blocking::BlockingPool;
+use crate::blocking::{BlockingPool, SHORT, Undone};
 use crate::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 use crate::generation::event::{GenerationFailure, InvalidRequest, PromptToken};
 use crate::generation::metrics::{self, Tokens};
-use crate::generation::output_processor::{OutputProcessor, alone};
+use crate::generation::output_processor::OutputProcessor;
 use crate::generation::progress::Progress;
 use crate::generation::prompt_limits::PromptLimits;
 use crate::generation::request::{Caller, GenerationRequest};
 use crate::generation::stream::{Generation, TextState};
 use crate::prompt::{Input, Length, Prompt, PromptError};
-use crate::scheduler::{Handle, Namespace, Permit, Sampling, SequenceSpec, Tenant, Watermark};
+use crate::scheduler::{Handle, Namespace, Permit, Sampling, SequenceSpec, Watermark};
+use crate::tenant::Tenant;
+
+/// So long a grammar waits for its turn to be compiled.
+const GRAMMAR_WAIT: Duration = Duration::from_secs(5);
+const BUSY: &str = "too many grammars are being compiled; try again";
 
 /// What generations share.
 #[derive(Clone)]
@@ -55,7 +60,7 @@ pub async fn start(
     if request.stop.iter().any(String::is_empty) {
         return Err(InvalidRequest::EmptyStop.into());
     }
-    let prompt = serving.encode(request.input, request.truncate).await?;
+    let prompt = serving.encode(caller.origin(), request.input, request.truncate).await?;
     let max_new_tokens = serving.limits_now().check(&prompt, request.max_new_tokens)?;
     let min_new_tokens = request.min_new_tokens;
     if min_new_tokens > max_new_tokens {
@@ -64,7 +69,7 @@ pub async fn start(
 
     let (constraint, unbound) = match request.grammar {
         None => (None, Vec::new()),
-        Some(grammar) => match serving.compile(grammar).await {
+        Some(grammar) => match serving.compile(caller.origin(), grammar).await {
             Ok(compiled) => (Some(compiled.clone()), compiled.unbound()),
             Err(GenerationFailure::Grammar(why)) if request.grammar_is_optional => {
                 (None, vec![Unbound { at: String::new(), why: why.to_string() }])
@@ -78,7 +83,7 @@ pub async fn start(
     // An encoder reads; it says nothing of how likely its tokens were.
     let prompt_logprobs = request.prompt_logprobs && !has_encoder;
     let read = if request.prompt_logprobs && has_encoder { &prompt[..] } else { &[] };
-    let without = |&id| PromptToken { token: alone(&vocabulary, id, None), top: Vec::new() };
+    let without = |&id| PromptToken { id, logprob: None, top: Vec::new() };
     let prefill = read.iter().map(without).collect();
     let before = if has_encoder { &serving.decoder_start } else { &prompt };
     let output =
@@ -126,24 +131,46 @@ pub async fn start(
 impl Serving {
     /// The token ids of a prompt, at most the last `truncate` of them. One that is certainly too long is refused
     /// before it is tokenized to its end.
-    pub async fn encode(&self, input: Input, truncate: Option<u32>) -> Result<Vec<TokenId>, PromptError> {
+    pub async fn encode(
+        &self,
+        tenant: Tenant,
+        input: Input,
+        truncate: Option<u32>,
+    ) -> Result<Vec<TokenId>, PromptError> {
         let length = truncate.map_or_else(|| Length::Within(self.limits_now().most_input()), Length::Last);
-        self.prompt.encode(input, length).await
+        self.prompt.encode(tenant, input, length).await
     }
 
-    /// Compiles a grammar. Nobody waits for it any more when the caller is dropped.
-    async fn compile(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GenerationFailure> {
+    /// Compiles a grammar, or finds it compiled, which waits for nobody. Nobody waits for it any more when the caller is dropped.
+    async fn compile(
+        &self,
+        tenant: Tenant,
+        source: GrammarSource,
+    ) -> Result<Arc<dyn Grammar>, GenerationFailure> {
         let compiler = self.grammars.clone().await.map_err(GrammarError::Invalid)?;
-        let compiled =
-            self.compiling.run(source.bytes(), move |cancelled| compiler.compile(source, cancelled));
-        let began = Instant::now();
-        match compiled.await {
-            Ok(compiled) => {
-                metrics::grammar(began.elapsed(), compiled.is_ok());
-                Ok(compiled?)
+        let (began, bytes) = (Instant::now(), source.bytes());
+        let found = match bytes <= SHORT {
+            true => compiler.find(source),
+            // As fast as it can be read, but that is no work for an async thread.
+            false => {
+                let compiler = compiler.clone();
+                let found = tokio::task::spawn_blocking(move || compiler.find(source));
+                found.await.map_err(|_| Undone::Lost)?
             }
-            Err(lost) => Err(lost.into()),
-        }
+        };
+        let compiled = match found {
+            Ok(compiled) => Ok(compiled),
+            Err(source) => {
+                let work = move |cancelled: &_| compiler.compile(source, cancelled);
+                match self.compiling.run_within(GRAMMAR_WAIT, tenant, bytes, work).await {
+                    Ok(compiled) => compiled,
+                    Err(Undone::Late) => Err(GrammarError::Busy(BUSY.into())),
+                    Err(undone) => return Err(undone.into()),
+                }
+            }
+        };
+        metrics::grammar(began.elapsed(), compiled.is_ok());
+        Ok(compiled?)
     }
 
     /// A place for a request, whatever it does; 429 for the client if there is none.
@@ -174,11 +201,9 @@ impl Serving {
     /// Whom the queue is to be fair to: the key, which cannot be made up; without keys, the address, and whom the
     /// client there names.
     fn tenant(&self, caller: &Caller, user: Option<&str>) -> Tenant {
-        match (caller.key, caller.address, user) {
-            (Some(key), ..) => Tenant::Key(key),
-            (None, Some(address), Some(user)) => Tenant::User(address, self.digests.hash_one(user)),
-            (None, Some(address), None) => Tenant::Address(address),
-            (None, None, _) => Tenant::Anonymous,
+        match (caller.origin(), user) {
+            (Tenant::Address(address), Some(user)) => Tenant::User(address, self.digests.hash_one(user)),
+            (origin, _) => origin,
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::generation::event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, PromptToken, Timings, TokenEvent,
 };
 use crate::generation::metrics::Tokens;
-use crate::generation::output_processor::{OutputProcessor, alone, each_alone};
+use crate::generation::output_processor::OutputProcessor;
 use crate::generation::progress::Progress;
 use crate::prompt::Vocabulary;
 use crate::scheduler::{Permit, PromptLogprob, SequenceEvent, SequenceEvents, Submitted, Ticket, Told};
@@ -260,11 +260,9 @@ pub struct TextState {
 
 impl TextState {
     fn told_of_prompt(&mut self, logprobs: Vec<PromptLogprob>) {
-        let told = |(id, told): (TokenId, PromptLogprob)| PromptToken {
-            token: alone(&self.vocabulary, id, told.logprob),
-            top: each_alone(&self.vocabulary, &told.top),
-        };
-        self.prefill = self.prompt.drain(..).zip(logprobs).map(told).collect();
+        let tokens = std::mem::take(&mut self.prompt).into_iter().zip(logprobs);
+        let told = tokens.map(|(id, PromptLogprob { logprob, top })| PromptToken { id, logprob, top });
+        self.prefill = told.collect();
     }
 
     fn done(&mut self, finish_reason: FinishReason, at: Instant) -> Done {
@@ -295,7 +293,6 @@ impl TextState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::event::TextToken;
     use crate::generation::request::StopText;
     use crate::prompt::samples;
     use crate::scheduler::mailbox::{Dispatcher, EventSender, mailbox};
@@ -408,12 +405,9 @@ mod tests {
         ]));
         script.tell(finished("a", Finish::Length));
         let (tokens, _) = collect(script.generation).await.unwrap();
-        let told = |told: &TextToken| (told.text.clone(), told.logprob);
-        let prefill: Vec<_> = tokens[0].prefill.iter().map(|entry| told(&entry.token)).collect();
-        assert_eq!(prefill, [("hello".into(), None), ("!".into(), Some(-2.0))]);
-        let tops: Vec<Vec<_>> =
-            tokens[0].prefill.iter().map(|entry| entry.top.iter().map(told).collect()).collect();
-        assert_eq!(tops, [vec![], vec![("a".into(), Some(-0.5))]]);
+        let told = |text, logprob, top| PromptToken { id: ids(text)[0], logprob, top };
+        let expected = [told("hello", None, vec![]), told("!", Some(-2.0), vec![(ids("a")[0], -0.5)])];
+        assert_eq!(tokens[0].prefill, expected);
     }
 
     #[tokio::test]

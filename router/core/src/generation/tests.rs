@@ -13,8 +13,9 @@ use super::{
 use crate::health::Health;
 use crate::prompt::{Prompt, samples};
 use crate::scheduler::{
-    Namespace, Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Tenant, Watermark,
+    Namespace, Priority, PromptLogprob, Refused, Sampling, SequenceSpec, Settings, Watermark,
 };
+use crate::tenant::Tenant;
 use crate::worker::mock::{MockConfig, MockModel, MockSource};
 use crate::worker::{Group, PrepareLimits};
 
@@ -139,7 +140,8 @@ impl Server {
 
     /// The sequence that `request` is, and the tokens that it comes to.
     async fn expected(&self, request: &GenerationRequest) -> (SequenceSpec, Vec<TokenId>) {
-        let prompt = self.serving.encode(request.input.clone(), request.truncate).await.unwrap();
+        let prompt =
+            self.serving.encode(Tenant::Anonymous, request.input.clone(), request.truncate).await.unwrap();
         let most = LIMITS.max_total_tokens - prompt.len() as u32;
         let (encoder, prompt) = match &self.serving.decoder_start[..] {
             [] => (Vec::new(), prompt),
@@ -211,8 +213,8 @@ async fn an_encoder_reads_the_prompt_and_the_text_begins_after_the_start_of_the_
         assert_eq!(done.text, server.serving.prompt.decode(&tokens));
         assert_eq!(done.prompt_tokens as usize, spec.encoder.len());
         let prefill = &events[0].prefill;
-        assert_eq!(prefill.iter().map(|entry| entry.token.id).collect::<Vec<_>>(), spec.encoder);
-        assert!(prefill.iter().all(|entry| entry.token.logprob.is_none() && entry.top.is_empty()));
+        assert_eq!(prefill.iter().map(|entry| entry.id).collect::<Vec<_>>(), spec.encoder);
+        assert!(prefill.iter().all(|entry| entry.logprob.is_none() && entry.top.is_empty()));
     }
     let request = |new| GenerationRequest { max_new_tokens: new, ignore_eos: true, ..request("hello") };
     let (tokens, _) = collect(server.start(request(None)).await.unwrap()).await.unwrap();
@@ -233,7 +235,9 @@ async fn without_max_new_tokens_it_fills_what_is_left() {
 #[tokio::test]
 async fn what_is_over_the_limits_is_refused_before_it_is_queued() {
     let server = serve(8).await;
-    let hello = server.serving.encode(Input::Text("hello".into()), None).await.unwrap().len() as u32;
+    let hello =
+        server.serving.encode(Tenant::Anonymous, Input::Text("hello".into()), None).await.unwrap().len()
+            as u32;
     for (request, expected) in [
         (request(""), InvalidRequest::EmptyPrompt),
         (request(&"a".repeat(201)), InvalidRequest::PromptTokens { limit: 200, given: 201 }),
@@ -329,11 +333,9 @@ async fn prompt_log_probabilities_and_cached_tokens_are_told() {
     let (spec, _) = server.expected(&with).await;
     let (tokens, _) = collect(server.start(with).await.unwrap()).await.unwrap();
     let prefill = &tokens[0].prefill;
-    assert_eq!(prefill.iter().map(|entry| entry.token.id).collect::<Vec<_>>(), spec.prompt);
-    let logprobs = prefill.iter().map(|entry| PromptLogprob {
-        logprob: entry.token.logprob,
-        top: entry.top.iter().map(|other| (other.id, other.logprob.unwrap())).collect(),
-    });
+    assert_eq!(prefill.iter().map(|entry| entry.id).collect::<Vec<_>>(), spec.prompt);
+    let logprobs =
+        prefill.iter().map(|entry| PromptLogprob { logprob: entry.logprob, top: entry.top.clone() });
     assert_eq!(logprobs.collect::<Vec<_>>(), MockModel::reference_prompt(&server.config, &spec));
     let (tokens, done) = collect(server.start(request).await.unwrap()).await.unwrap();
     assert!(done.cached_tokens >= 32 && tokens[0].prefill.is_empty(), "{}", done.cached_tokens);

@@ -21,7 +21,8 @@ use penstock_template::{ChatError, ChatTemplates};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::blocking::{BlockingPool, Lost, SHORT};
+use crate::blocking::{BlockingPool, SHORT, Undone};
+use crate::tenant::Tenant;
 use files::ModelFiles;
 pub use files::{LoadError, problems as problems_of_files};
 pub use vocabulary::{DecoderKind, Vocabulary};
@@ -95,7 +96,7 @@ pub enum PromptError {
     #[error("the tokenizer failed on this prompt")]
     Tokenizer,
     #[error("the prompt could not be prepared")]
-    Lost(#[from] Lost),
+    Undone(#[from] Undone),
 }
 
 /// A text and its tokens.
@@ -150,11 +151,16 @@ impl Prompt {
         })
     }
 
-    /// The prompt's token ids.
-    pub async fn encode(&self, input: Input, length: Length) -> Result<Vec<TokenId>, PromptError> {
+    /// The token ids of a tenant's prompt.
+    pub async fn encode(
+        &self,
+        tenant: Tenant,
+        input: Input,
+        length: Length,
+    ) -> Result<Vec<TokenId>, PromptError> {
         match input {
-            Input::Text(text) => self.encode_text(text, true, length).await,
-            Input::Rendered(text) => self.encode_text(text, false, length).await,
+            Input::Text(text) => self.encode_text(tenant, text, true, length).await,
+            Input::Rendered(text) => self.encode_text(tenant, text, false, length).await,
             Input::Tokens(tokens) => Ok(length.cut(tokens, &[])),
         }
     }
@@ -163,13 +169,14 @@ impl Prompt {
     /// it, in bytes.
     pub async fn tokenize(
         &self,
+        tenant: Tenant,
         text: String,
         add_special_tokens: bool,
         most: usize,
     ) -> Result<Tokenized, PromptError> {
         refuse_text(most, &text)?;
         let vocabulary = self.vocabulary.clone();
-        let listed = self.listing.run(text.len(), move |_| {
+        let listed = self.listing.run(tenant, text.len(), move |_| {
             refuse_above(most, &vocabulary, &text)?;
             let encoding =
                 vocabulary.tokenizer().encode(text.as_str(), add_special_tokens).map_err(no_tokens)?;
@@ -180,7 +187,7 @@ impl Prompt {
             let spans = spans.map(|(&id, &(start, stop))| TokenSpan { id: TokenId(id), start, stop });
             Ok(Tokenized { tokens: spans.collect(), text })
         });
-        listed.await.unwrap_or_else(|lost| Err(lost.into()))
+        listed.await.unwrap_or_else(|undone| Err(undone.into()))
     }
 
     /// The prompt text of a chat, for `Input::Rendered`. Takes a while: to be called on a blocking thread. Ends soon
@@ -198,9 +205,9 @@ impl Prompt {
     }
 
     /// As `decode`, on a blocking thread.
-    pub async fn decode_apart(&self, tokens: Vec<TokenId>) -> Result<String, PromptError> {
+    pub async fn decode_apart(&self, tenant: Tenant, tokens: Vec<TokenId>) -> Result<String, PromptError> {
         let vocabulary = self.vocabulary.clone();
-        self.work(size_of_val(&*tokens), move |_| Ok(vocabulary.decode(&tokens))).await
+        self.work(tenant, size_of_val(&*tokens), move |_| Ok(vocabulary.decode(&tokens))).await
     }
 
     /// The text of a prompt given as token ids, special tokens left out.
@@ -225,6 +232,7 @@ impl Prompt {
 
     async fn encode_text(
         &self,
+        tenant: Tenant,
         text: String,
         add_special_tokens: bool,
         length: Length,
@@ -234,7 +242,7 @@ impl Prompt {
             refuse_text(most as usize, &text)?;
         }
         let vocabulary = self.vocabulary.clone();
-        self.work(text.len(), move |_| {
+        self.work(tenant, text.len(), move |_| {
             let text = match length {
                 // A short one is tokenized as fast as it is looked at.
                 Length::Within(_) if text.len() <= SHORT => text.as_str(),
@@ -259,10 +267,11 @@ impl Prompt {
     /// Runs work on a prompt of so many bytes on a blocking thread when one is free.
     async fn work<T: Send + 'static>(
         &self,
+        tenant: Tenant,
         bytes: usize,
         task: impl FnOnce(&CancellationToken) -> Result<T, PromptError> + Send + 'static,
     ) -> Result<T, PromptError> {
-        self.pool.run(bytes, task).await.unwrap_or_else(|lost| Err(lost.into()))
+        self.pool.run(tenant, bytes, task).await.unwrap_or_else(|undone| Err(undone.into()))
     }
 }
 
@@ -306,6 +315,7 @@ mod tests {
     use super::*;
 
     const ANY: Length = Length::Within(u32::MAX);
+    const NOBODY: Tenant = Tenant::Anonymous;
 
     fn prompt(tokenizer: tokenizers::Tokenizer, workers: u32) -> Prompt {
         Prompt {
@@ -320,16 +330,16 @@ mod tests {
     #[tokio::test]
     async fn text_gets_special_tokens_and_rendered_chats_do_not() {
         let prompt = prompt(samples::sentencepiece(), 1);
-        let text = prompt.encode(Input::Text("lo".into()), ANY).await.unwrap();
+        let text = prompt.encode(NOBODY, Input::Text("lo".into()), ANY).await.unwrap();
         assert_eq!(text[0], TokenId(1));
-        let rendered = prompt.encode(Input::Rendered("lo".into()), ANY).await.unwrap();
+        let rendered = prompt.encode(NOBODY, Input::Rendered("lo".into()), ANY).await.unwrap();
         assert_eq!(rendered, text[1..]);
     }
 
     #[tokio::test]
     async fn a_special_token_written_in_the_prompt_is_one_token() {
         let prompt = prompt(samples::byte_level(), 1);
-        let tokens = prompt.encode(Input::Rendered("hello<|end|>".into()), ANY).await.unwrap();
+        let tokens = prompt.encode(NOBODY, Input::Rendered("hello<|end|>".into()), ANY).await.unwrap();
         assert_eq!(tokens.len(), 2);
         assert_eq!(prompt.decode(&tokens), "hello");
         assert_eq!(prompt.token_bytes(tokens[1]), b"<|end|>");
@@ -340,9 +350,12 @@ mod tests {
         let prompt = prompt(samples::byte_level(), 1);
         let ids: Vec<TokenId> = (0..10).map(TokenId).collect();
         for input in [Input::Tokens(ids.clone()), Input::Text(prompt.decode(&ids))] {
-            let all = prompt.encode(input.clone(), ANY).await.unwrap();
-            assert_eq!(prompt.encode(input.clone(), Length::Last(3)).await.unwrap(), all[all.len() - 3..]);
-            assert_eq!(prompt.encode(input, Length::Last(1000)).await.unwrap(), all);
+            let all = prompt.encode(NOBODY, input.clone(), ANY).await.unwrap();
+            assert_eq!(
+                prompt.encode(NOBODY, input.clone(), Length::Last(3)).await.unwrap(),
+                all[all.len() - 3..]
+            );
+            assert_eq!(prompt.encode(NOBODY, input, Length::Last(1000)).await.unwrap(), all);
         }
     }
 
@@ -361,8 +374,8 @@ mod tests {
         ));
         let prompt = prompt(both, 1);
         let input = || Input::Text("a b c</s>".into());
-        let all = prompt.encode(input(), ANY).await.unwrap();
-        let last = |most| prompt.encode(input(), Length::Last(most));
+        let all = prompt.encode(NOBODY, input(), ANY).await.unwrap();
+        let last = |most| prompt.encode(NOBODY, input(), Length::Last(most));
         for most in 2..all.len() {
             let cut = [&all[..1], &all[all.len() - most + 1..]].concat();
             assert_eq!(last(most as u32).await.unwrap(), cut);
@@ -370,7 +383,7 @@ mod tests {
         assert_eq!(last(1).await.unwrap(), all[all.len() - 1..]);
         assert_eq!(last(100).await.unwrap(), all);
         // A chat's own template has written its special tokens.
-        let chat = prompt.encode(Input::Rendered("<s>a b c".into()), Length::Last(3)).await.unwrap();
+        let chat = prompt.encode(NOBODY, Input::Rendered("<s>a b c".into()), Length::Last(3)).await.unwrap();
         assert_eq!(chat, all[all.len() - 5..all.len() - 2]);
     }
 
@@ -378,16 +391,16 @@ mod tests {
     async fn what_is_certainly_too_long_is_not_tokenized() {
         let prompt = prompt(samples::byte_level(), 1);
         let text = || Input::Text("hello".repeat(SHORT));
-        let error = prompt.encode(text(), Length::Within(100)).await.unwrap_err();
+        let error = prompt.encode(NOBODY, text(), Length::Within(100)).await.unwrap_err();
         assert_eq!(error, PromptError::TooLong { limit: 100 });
         for length in [Length::Within(SHORT as u32), Length::Last(SHORT as u32), ANY] {
-            assert_eq!(prompt.encode(text(), length).await.unwrap().len(), SHORT);
+            assert_eq!(prompt.encode(NOBODY, text(), length).await.unwrap().len(), SHORT);
         }
         // What nothing is certain of comes back whole: one word, of any length.
         let prompt = self::prompt(samples::wordpiece(), 1);
-        assert!(prompt.encode(text(), Length::Within(100)).await.is_ok());
+        assert!(prompt.encode(NOBODY, text(), Length::Within(100)).await.is_ok());
         let words = Input::Text("hello ".repeat(SHORT));
-        assert_eq!(prompt.encode(words, Length::Within(100)).await.unwrap_err(), error);
+        assert_eq!(prompt.encode(NOBODY, words, Length::Within(100)).await.unwrap_err(), error);
     }
 
     /// A word that the vocabulary lacks is one token, however long it is.
@@ -410,7 +423,7 @@ mod tests {
     #[tokio::test]
     async fn tokens_know_their_bytes_in_the_text() {
         let prompt = prompt(samples::sentencepiece(), 1);
-        let listed = prompt.tokenize("hello é lo".into(), true, 6).await.unwrap();
+        let listed = prompt.tokenize(NOBODY, "hello é lo".into(), true, 6).await.unwrap();
         let seen: Vec<_> = listed.tokens.iter().map(|t| (listed.text_of(t), t.start, t.stop)).collect();
         let expected = [("", 0, 0), ("hello", 0, 5), (" ", 5, 6), ("é", 6, 8), (" ", 8, 9), ("lo", 9, 11)];
         assert_eq!(seen, expected.map(|(text, start, stop)| (text.into(), start, stop)));
@@ -421,9 +434,9 @@ mod tests {
         for tokenizer in [samples::byte_level(), samples::wordpiece()] {
             let prompt = prompt(tokenizer, 1);
             let text = || "hello ".repeat(100);
-            let tokens = prompt.tokenize(text(), false, 1000).await.unwrap().tokens.len();
-            assert_eq!(prompt.tokenize(text(), false, tokens).await.unwrap().tokens.len(), tokens);
-            let error = prompt.tokenize(text(), false, tokens - 1).await.unwrap_err();
+            let tokens = prompt.tokenize(NOBODY, text(), false, 1000).await.unwrap().tokens.len();
+            assert_eq!(prompt.tokenize(NOBODY, text(), false, tokens).await.unwrap().tokens.len(), tokens);
+            let error = prompt.tokenize(NOBODY, text(), false, tokens - 1).await.unwrap_err();
             assert_eq!(error, PromptError::TooLong { limit: tokens - 1 });
         }
     }
@@ -433,10 +446,10 @@ mod tests {
         let prompt = prompt(samples::byte_level(), 1);
         let text = || "hello".repeat(SHORT);
         let (held, release) = std::sync::mpsc::channel::<()>();
-        let busy = prompt.listing.run(text().len(), move |_| release.recv());
+        let busy = prompt.listing.run(NOBODY, text().len(), move |_| release.recv());
         tokio::pin!(busy);
         assert!(futures::FutureExt::now_or_never(busy.as_mut()).is_none());
-        assert!(prompt.encode(Input::Text(text()), ANY).await.is_ok());
+        assert!(prompt.encode(NOBODY, Input::Text(text()), ANY).await.is_ok());
         drop(held);
         busy.await.unwrap().unwrap_err();
     }
@@ -451,8 +464,8 @@ mod tests {
     #[tokio::test]
     async fn a_panic_fails_its_own_prompt_only() {
         let prompt = prompt(samples::byte_level(), 1);
-        let result: Result<(), _> = prompt.work(1, |_| panic!("on purpose")).await;
-        assert!(matches!(result, Err(PromptError::Lost(_))));
-        assert!(prompt.encode(Input::Text("hello".into()), ANY).await.is_ok());
+        let result: Result<(), _> = prompt.work(NOBODY, 1, |_| panic!("on purpose")).await;
+        assert!(matches!(result, Err(PromptError::Undone(Undone::Lost))));
+        assert!(prompt.encode(NOBODY, Input::Text("hello".into()), ANY).await.is_ok());
     }
 }

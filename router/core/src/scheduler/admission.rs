@@ -132,8 +132,9 @@ impl Core {
     /// Whether the head of the queue, beside prompts that are in the step already, may feed nothing from where it would have
     /// begun when it was last looked up.
     fn is_still_unfed(&self, key: usize, draft: &Draft) -> bool {
-        let begins = self.sequences[key].looked_up.map(|looked_up| looked_up.begins);
-        draft.budget.work.prompts
-            && begins.is_some_and(|at| draft.budget.chunk(&self.cost, at, self.pool.block_size()) == 0)
+        let Sequence { looked_up, .. } = &self.sequences[key];
+        let (begins, is_told) = (looked_up.map(|looked_up| looked_up.begins), self.sequences[key].is_told());
+        let chunk = |at| draft.budget.chunk(&self.cost, at, self.pool.block_size(), is_told);
+        draft.budget.work.prompts && begins.is_some_and(|at| chunk(at) == 0)
     }
 }

@@ -4,12 +4,11 @@
 //! an address may have between the users that it names: users can be made up, and get no more than their address.
 //! Asked by `handle` for every submission, synchronously.
 
+use crate::tenant::Tenant;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-
-use super::submission::Tenant;
 
 /// How long a tenant without a permit still counts as present.
 const REMEMBERED: Duration = Duration::from_secs(60);

@@ -665,6 +665,13 @@ impl Core {
         }
     }
 
+    /// Tokens of its prompt that no plan has yet.
+    pub fn prompt_left(&self, id: SequenceId) -> u64 {
+        let sequence = self.by_id.get(&id).map(|&key| &self.sequences[key]);
+        let left = sequence.map(|sequence| sequence.prompt_len.saturating_sub(sequence.num_scheduled_tokens));
+        u64::from(left.unwrap_or(0))
+    }
+
     pub fn waits(&self, id: SequenceId) -> bool {
         self.waiting.get(id).is_some()
     }

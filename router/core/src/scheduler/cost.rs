@@ -11,6 +11,8 @@ use super::draft_model::{DraftCost, Drafted};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Work {
     pub tokens: u32,
+    /// Tokens of prompts of which log probabilities are told: each needs all its logits, and those are looked through.
+    pub targets: u32,
     /// Cached tokens attended to, summed over the tokens fed.
     pub context: f64,
     /// Whether it has decode rows only: those steps are corrected apart, since a decode's attention is
@@ -55,6 +57,8 @@ pub(super) struct StepCost {
     /// With drafts, and by how much longer again where some are beside others.
     drafts: LongerByDrafts,
     trees: LongerByDrafts,
+    /// How much longer a step takes for each token of a prompt whose log probability is told, before the scale.
+    per_target_ns: f64,
     /// Decodes since a step with drafts was measured, and of how many the next one is that only measures.
     unverified_steps: u32,
     probe_every: u32,
@@ -86,6 +90,15 @@ const NOISE: f64 = 0.2;
 const CHANGE: f64 = 0.02;
 /// A measurement that is so many times further off than measurements are counts as one that is so far off.
 const FURTHEST: f64 = 2.0;
+
+/// Weight of the newest measurement of what targets take. Steps with some may be rare, and the first of them go by a guess.
+const TARGET_SMOOTHING: f64 = 0.25;
+
+/// A target is thought to take this part of a token at least.
+const LEAST_TARGET: f64 = 64.0;
+
+/// By so much longer a step may take for its targets, however fast its other tokens are: what is measured of them is then mostly noise.
+const UNMINDED_NS: f64 = 2e7;
 
 /// Before one was measured: of workers on the same host. One that is thought too long stays so, since then no plan waits.
 const ROUND_TRIP_NS: f64 = 100_000.0;
@@ -166,6 +179,8 @@ impl StepCost {
             prompt_scale: 1.0,
             drafts: LongerByDrafts::new(model),
             trees: LongerByDrafts::nothing(model),
+            // Of small models with large vocabularies the logits are as much work as all layers.
+            per_target_ns: model.per_token_ns,
             unverified_steps: 0,
             probe_every: PROBE_EVERY,
             round_trip_ns: ROUND_TRIP_NS,
@@ -199,7 +214,8 @@ impl StepCost {
     pub fn expect(&self, work: Work) -> Duration {
         let drafts = self.longer_by_drafts(work) * self.scale(work);
         let drafting = self.expect_drafting(work.drafted);
-        let all = self.unscaled(work) * self.scale(work) + drafts + work.masks_ns + drafting;
+        let all =
+            (self.unscaled(work) + self.told(work)) * self.scale(work) + drafts + work.masks_ns + drafting;
         Duration::from_nanos(all as u64)
     }
 
@@ -224,6 +240,12 @@ impl StepCost {
     /// What `took` so long is all of a step with prompts, and of others what is left without its draft model's part.
     pub fn learn(&mut self, work: Work, took: Duration) {
         let took = took.as_nanos() as f64;
+        if work.targets > 0 {
+            // All that is not as expected is their doing: they must not make plain prompts or drafts look slow.
+            let (scale, drafts) = (self.scale(work), self.longer_by_drafts(work));
+            let longer = (took - work.masks_ns) / scale - self.unscaled(work) - drafts;
+            return self.learn_targets(longer / f64::from(work.targets));
+        }
         if work.drafts > 0 {
             let (took, without) = ((took - work.masks_ns) / self.scale(work), self.unscaled(work));
             // Where short answers come and go there is a prompt in nearly every step. What drafts add to it is the less certain, the
@@ -254,6 +276,26 @@ impl StepCost {
         self.trees.forget();
     }
 
+    fn learn_targets(&mut self, seen: f64) {
+        // From nothing it could not grow.
+        let least = self.model.per_token_ns / LEAST_TARGET;
+        let seen = seen.clamp(least, self.per_target_ns * OUTLIER);
+        self.per_target_ns += TARGET_SMOOTHING * (seen - self.per_target_ns);
+    }
+
+    /// How many tokens without a target a token with one takes as long as.
+    pub fn target_weight(&self) -> f64 {
+        1.0 + self.per_target_ns / self.model.per_token_ns
+    }
+
+    /// How many tokens whose log probabilities are told may be fed in place of so many plain ones: they take as long, or so short a
+    /// time that nobody minds.
+    pub fn told_in_place_of(&self, tokens: u32) -> u32 {
+        let as_long = f64::from(tokens) / self.target_weight();
+        let unminded = UNMINDED_NS / (self.per_target_ns * self.prompt_scale);
+        (as_long.max(unminded) as u32).min(tokens)
+    }
+
     /// Whether it is time to measure a step with drafts, though none is expected to pay: the model may be wrong.
     pub fn is_due_a_probe(&self) -> bool {
         self.unverified_steps >= self.probe_every
@@ -273,16 +315,17 @@ impl StepCost {
     }
 
     /// The most tokens of a prompt, from `position` on, that may join `work` without the step lasting
-    /// longer than `target`.
-    pub fn chunk_within(&self, target: Duration, work: Work, position: u32) -> u32 {
+    /// longer than `target`. `is_told`: its log probabilities are.
+    pub fn chunk_within(&self, target: Duration, work: Work, position: u32, is_told: bool) -> u32 {
         let target = target.as_nanos() as f64 / self.prompt_scale;
-        let left = target - self.unscaled(work);
+        let left = target - self.unscaled(work) - self.told(work);
         if left <= 0.0 {
             return 0;
         }
         // per_token * n + per_context * (n * position + n * (n + 1) / 2) = left, solved for n.
         let a = self.model.per_context_token_ns / 2.0;
-        let b = self.model.per_token_ns + self.model.per_context_token_ns * (f64::from(position) + 0.5);
+        let per_token = self.model.per_token_ns + if is_told { self.per_target_ns } else { 0.0 };
+        let b = per_token + self.model.per_context_token_ns * (f64::from(position) + 0.5);
         let n = 2.0 * left / (b + (b * b + 4.0 * a * left).sqrt());
         n as u32
     }
@@ -292,6 +335,10 @@ impl StepCost {
         self.model.fixed_ns
             + self.model.per_token_ns * f64::from(work.tokens - work.drafts)
             + self.model.per_context_token_ns * work.context
+    }
+
+    fn told(&self, work: Work) -> f64 {
+        self.per_target_ns * f64::from(work.targets)
     }
 
     fn longer_by_drafts(&self, work: Work) -> f64 {
@@ -320,17 +367,18 @@ mod tests {
     #[test]
     fn the_largest_chunk_within_a_target_fits_it_and_one_more_does_not() {
         let cost = cost();
-        for position in [0, 100, 5000] {
+        for (position, is_told) in [(0, false), (100, false), (5000, false), (0, true), (5000, true)] {
             let mut work = Work { prompts: true, ..Work::default() };
             for decode in 0..32 {
                 work.add(100 + decode, 1);
             }
             let target = Duration::from_millis(20);
-            let n = cost.chunk_within(target, work, position);
+            let n = cost.chunk_within(target, work, position, is_told);
             assert!(n > 0);
             let with = |n| {
                 let mut work = work;
                 work.add(position, n);
+                work.targets += if is_told { n } else { 0 };
                 cost.expect(work)
             };
             assert!(with(n) <= target, "{n} tokens at {position}: {:?}", with(n));
@@ -365,11 +413,11 @@ mod tests {
         let mut cost = cost();
         let mut work = Work { prompts: true, ..Work::default() };
         work.add(0, 512);
-        let before = cost.chunk_within(Duration::from_millis(20), Work::default(), 0);
+        let before = cost.chunk_within(Duration::from_millis(20), Work::default(), 0, false);
         for _ in 0..50 {
             cost.learn(work, cost_of(work) * 3);
         }
-        let after = cost.chunk_within(Duration::from_millis(20), Work::default(), 0);
+        let after = cost.chunk_within(Duration::from_millis(20), Work::default(), 0, false);
         assert!(after < before / 2, "{before} -> {after}");
     }
 
@@ -387,6 +435,32 @@ mod tests {
         let expected = cost.expect_prompts(4096.0, 4096.0, 512, decodes);
         let wrong = (expected.as_secs_f64() / whole.as_secs_f64() - 1.0).abs();
         assert!(wrong < 0.01, "{expected:?} for {whole:?}");
+    }
+
+    #[test]
+    fn what_telling_a_prompt_costs_is_learned_apart_from_plain_prompts_and_drafts() {
+        let mut cost = cost();
+        let mut plain = Work { prompts: true, ..Work::default() };
+        plain.add(0, 512);
+        let told = Work { targets: 512, ..plain };
+        let mut drafted = told;
+        drafted.add_drafts(8);
+        let (without, per_target) = (cost.expect(plain), Duration::from_millis(2));
+        for _ in 0..50 {
+            cost.learn(told, without + per_target * 512);
+            cost.learn(drafted, cost.expect(drafted));
+        }
+        assert_eq!(cost.expect(plain), without);
+        let learned = (cost.expect(told) - without) / 512;
+        let wrong = (learned.as_secs_f64() / per_target.as_secs_f64() - 1.0).abs();
+        assert!(wrong < 0.01, "{learned:?} for {per_target:?}");
+        assert!((cost.target_weight() - 101.0).abs() < 1.0, "{}", cost.target_weight());
+        assert_eq!([2048, 900, 4].map(|tokens| cost.told_in_place_of(tokens)), [20, 10, 4], "or 20 ms");
+        // On workers that have them at once.
+        (0..50).for_each(|_| cost.learn(told, without / 2));
+        assert!(cost.target_weight() < 1.1, "{}", cost.target_weight());
+        (0..50).for_each(|_| cost.learn(told, without + per_target * 512));
+        assert!(cost.target_weight() > 100.0, "{}", cost.target_weight());
     }
 
     #[test]
@@ -526,7 +600,7 @@ mod tests {
         let mut work = Work::default();
         work.add(1_000_000, 2048);
         assert!(cost.expect(work) < Duration::from_secs(1));
-        assert!(cost.chunk_within(Duration::from_millis(1), Work::default(), 0) > 0);
+        assert!(cost.chunk_within(Duration::from_millis(1), Work::default(), 0, false) > 0);
     }
 
     fn cost_of(work: Work) -> Duration {

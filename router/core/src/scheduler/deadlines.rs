@@ -161,7 +161,7 @@ impl Core {
         let least = self.pool.block_size();
         let mut chunk = self.throttle.tokens().saturating_sub(decodes.tokens).max(least);
         if let Some(target) = self.rules.target_itl.filter(|_| decodes.tokens > 0) {
-            chunk = chunk.min(self.cost.chunk_within(target, decodes, 0).max(least));
+            chunk = chunk.min(self.cost.chunk_within(target, decodes, 0, false).max(least));
         }
         let length = prompts.tokens as f64 / prompts.sequences.max(1) as f64;
         self.cost.expect_prompts(tokens, length, chunk, decodes)

@@ -14,7 +14,8 @@ use penstock_proto::ids::SequenceId;
 use slab::Slab;
 
 use super::order::{Precedence, Turn};
-use super::submission::{Priority, Tenant};
+use super::submission::Priority;
+use crate::tenant::Tenant;
 
 /// What a token costs its tenant: one that was generated took a step, one of a prompt a share of one. The
 /// weights of the paper.
@@ -27,11 +28,12 @@ const UNIT: u64 = 1 << 10;
 /// Accounts of tenants that have nothing here now, beyond which they are forgotten.
 const REMEMBERED: usize = 4096;
 
-/// What a tenant is charged for the positions `from..to` of a sequence with a prompt of `prompt_len`.
-pub(super) fn cost(prompt_len: u32, from: u32, to: u32) -> u64 {
+/// What a tenant is charged for the positions `from..to` of a sequence with a prompt of `prompt_len`. A token of a prompt whose
+/// log probability `is_told` has logits of its own, as one that was generated.
+pub(super) fn cost(prompt_len: u32, is_told: bool, from: u32, to: u32) -> u64 {
     let prompt = to.min(prompt_len).saturating_sub(from);
     let output = to.saturating_sub(from.max(prompt_len));
-    u64::from(prompt) * PROMPT_TOKEN + u64::from(output) * OUTPUT_TOKEN
+    u64::from(prompt) * if is_told { OUTPUT_TOKEN } else { PROMPT_TOKEN } + u64::from(output) * OUTPUT_TOKEN
 }
 
 /// A tenant's account; good until `leave` was called as often as `enter`.
@@ -614,9 +616,10 @@ mod tests {
 
     #[test]
     fn a_generated_token_counts_twice() {
-        assert_eq!(cost(10, 0, 10), 10);
-        assert_eq!(cost(10, 10, 11), 2);
-        assert_eq!(cost(10, 8, 12), 6);
-        assert_eq!(cost(10, 12, 12), 0);
+        assert_eq!(cost(10, false, 0, 10), 10);
+        assert_eq!(cost(10, false, 10, 11), 2);
+        assert_eq!(cost(10, false, 8, 12), 6);
+        assert_eq!(cost(10, false, 12, 12), 0);
+        assert_eq!(cost(10, true, 8, 12), 8, "so does one of a prompt whose log probability is told");
     }
 }

@@ -12,8 +12,9 @@ use super::block_events::{self, BlockEvent};
 use super::blocks::Taken;
 use super::concurrency::ConcurrencyLimiter;
 use super::mailbox::{Dispatcher, EventSender, SequenceEvents, mailbox};
-use super::submission::{Refused, Release, SequenceSpec, Tenant, Ticket, Unavailable};
+use super::submission::{Refused, Release, SequenceSpec, Ticket, Unavailable};
 use crate::clock;
+use crate::tenant::Tenant;
 use crate::worker::recording::Recorder;
 
 /// What the scheduler is to keep to. Derived from flags and from what the workers answered.

@@ -62,7 +62,7 @@ pub use handle::{Handle, Permit, Settings, StatePlaces, States, Stats, Submitted
 pub use mailbox::{SequenceEvents, Told};
 pub use submission::{
     Finish, Late, Priority, PromptLogprob, Refused, Release, SampledToken, Sampling, SequenceEvent,
-    SequenceFailure, SequenceSpec, Tenant, Ticket, Unavailable, Watermark,
+    SequenceFailure, SequenceSpec, Ticket, Unavailable, Watermark,
 };
 
 use crate::health::{Health, HealthSender};

@@ -180,7 +180,7 @@ impl Core {
         // The one that is next comes last.
         prompts.sort_by_key(|&key| std::cmp::Reverse(self.turn(key)));
         let mut room = Room { running_growth: None, is_there: true };
-        while draft.budget.chunk(&self.cost, 0, self.pool.block_size()) > 0 {
+        while draft.budget.chunk(&self.cost, 0, self.pool.block_size(), false) > 0 {
             let running = prompts.last().map(|&key| self.turn(key));
             let waiting = if room.is_there { self.waiting.head() } else { None };
             match (running, waiting) {
@@ -338,6 +338,7 @@ impl Core {
             }
             _ => None,
         };
+        let is_told = targets.is_some();
         draft.rows.push(RowRecord {
             key,
             id: sequence.id,
@@ -352,7 +353,7 @@ impl Core {
             own_drafts: own > 0,
             stale_drafts: false,
             top_tokens: sequence.top_tokens,
-            prompt_targets: if targets.is_some() { count } else { 0 },
+            prompt_targets: if is_told { count } else { 0 },
             masked,
             open: Vec::new(),
             yields: Yields::Everything,
@@ -386,6 +387,7 @@ impl Core {
         });
 
         draft.work.add(position, count - drafts);
+        draft.work.targets += if is_told { count } else { 0 };
         draft.work.add_drafts(drafts);
         draft.work.has_tree |= beside > 0;
         if masked {
@@ -402,7 +404,7 @@ impl Core {
             self.counters.prompt_tokens += u64::from(count);
             draft.work.prompts = true;
             draft.prompt_rows += 1;
-            draft.budget.take(position, count);
+            draft.budget.take(&self.cost, position, count, is_told);
         }
         sequence.started = true;
         sequence.last_plan = self.builder.number();
@@ -460,7 +462,7 @@ impl Core {
         let from = sequence.num_scheduled_tokens.max(sequence.charged);
         if from < end {
             sequence.charged = end;
-            self.waiting.charge(sequence.account, cost(sequence.prompt_len, from, end));
+            self.waiting.charge(sequence.account, cost(sequence.prompt_len, sequence.is_told(), from, end));
         }
     }
 
@@ -483,7 +485,7 @@ impl Core {
         let position = sequence.num_scheduled_tokens + copied;
         let remaining = sequence.tokens.len() as u32 - position;
         let (whole, budget) = (sequence.whole(), &draft.budget);
-        let mut most = budget.chunk(&self.cost, position, block_size);
+        let mut most = budget.chunk(&self.cost, position, block_size, sequence.is_told());
         if whole > most {
             // What cannot be cut may break the target, and the throttle, as the first of a step, or it would wait for
             // ever. The step's limit leaves room for it beside all decodes.

@@ -130,18 +130,25 @@ pub(super) struct PromptBudget {
 
 impl PromptBudget {
     /// The most tokens that a prompt at `position` may feed. The step's first chunk may always have a block,
-    /// so that prompts advance even when decodes alone take longer than the target.
-    pub fn chunk(&self, cost: &StepCost, position: u32, block_size: u32) -> u32 {
-        let Some(target) = self.target else { return self.tokens };
+    /// so that prompts advance even when decodes alone take longer than the target. Where its log probabilities are told
+    /// (`is_told`), it takes as long as so many more tokens: nobody waits longer for such a step than for a full one.
+    pub fn chunk(&self, cost: &StepCost, position: u32, block_size: u32, is_told: bool) -> u32 {
         let least = if self.work.prompts { 0 } else { block_size };
+        let tokens = match is_told {
+            true => cost.told_in_place_of(self.tokens).max(least).min(self.tokens),
+            false => self.tokens,
+        };
+        let Some(target) = self.target else { return tokens };
         let work = Work { prompts: true, ..self.work };
-        cost.chunk_within(target, work, position).max(least).min(self.tokens)
+        cost.chunk_within(target, work, position, is_told).max(least).min(tokens)
     }
 
-    pub fn take(&mut self, position: u32, count: u32) {
+    pub fn take(&mut self, cost: &StepCost, position: u32, count: u32, is_told: bool) {
+        let taken = if is_told { (f64::from(count) * cost.target_weight()).ceil() as u32 } else { count };
         // What cannot be cut may exceed what is left.
-        self.tokens = self.tokens.saturating_sub(count);
+        self.tokens = self.tokens.saturating_sub(taken);
         self.work.add(position, count);
+        self.work.targets += if is_told { count } else { 0 };
         self.work.prompts = true;
     }
 }

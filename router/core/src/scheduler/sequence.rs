@@ -266,9 +266,14 @@ impl Sequence {
         self.encoder.positions.saturating_sub(self.num_scheduled_tokens)
     }
 
+    /// Log probabilities of its prompt are still to be told.
+    pub fn is_told(&self) -> bool {
+        matches!(self.prompt_logprobs, PromptLogprobs::Collecting(_))
+    }
+
     /// Log probabilities need the logits of every prompt token, so those have to be computed.
     pub fn reads_cache(&self) -> bool {
-        !matches!(self.prompt_logprobs, PromptLogprobs::Collecting(_))
+        !self.is_told()
     }
 
     /// Leaves its slot; its blocks are let go by the caller before.

@@ -1,7 +1,6 @@
 //! What is submitted to the scheduler, on whose behalf, and what comes out of it. Token ids only: text belongs to
 //! `generation`.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use penstock_proto::ids::{SequenceId, SpanRef, TokenId};
 
 use super::cache_names::Namespace;
 use crate::constraint::Grammar;
+use crate::tenant::Tenant;
 
 /// How tokens are chosen. The neutral value of every field switches it off.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,35 +94,6 @@ pub struct SequenceSpec {
 /// How urgent a sequence is: the lowest number goes first, as in vLLM. Goes before fairness between tenants, and before age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(pub i32);
-
-/// On whose behalf a sequence runs. The queue is fair between tenants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Tenant {
-    /// Who is not told apart.
-    #[default]
-    Anonymous,
-    /// The index of the API key among the server's; never the key.
-    Key(u32),
-    /// Where requests come from that name no user.
-    Address(IpAddr),
-    /// A digest of the name that a client at this address gave its user: a client can make up as many as it likes.
-    User(IpAddr, u64),
-}
-
-impl Tenant {
-    /// What cannot be made up. Fairness is between origins first, then between the users of one address.
-    pub(super) fn origin(self) -> Tenant {
-        match self {
-            Tenant::User(address, _) => Tenant::Address(address),
-            other => other,
-        }
-    }
-
-    /// The origin that this tenant may have to share.
-    pub(super) fn shared_origin(self) -> Option<Tenant> {
-        matches!(self, Tenant::Address(_) | Tenant::User(..)).then(|| self.origin())
-    }
-}
 
 /// What happens to a sequence, in order: `Admitted`, `PromptLogprobs` if asked for, a `Token` for every
 /// token but the last, and one of `Finished`, `TimeUp` or `Failed` as the last. Preemption and recovery are

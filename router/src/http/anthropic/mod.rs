@@ -35,15 +35,16 @@ pub async fn messages(State(server): State<Arc<Server>>, request: Request) -> Re
 /// How many tokens the prompt of a request has.
 pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     let result = async {
-        let (body, _held) = tokenize::begin(&server, request, &NAMES).await?;
-        let rendered = body::parse_apart(&server, body, |fields, server, client| {
+        let (body, held) = tokenize::begin(&server, request, &NAMES).await?;
+        let rendered = body::parse_apart(&server, held.tenant, body, |fields, server, client| {
             let mut asked = request::parse(fields, &server.config.model_id, MaxTokens::Optional)?;
             let text = asked.render(server.loaded()?, client)?;
             Ok((text, asked.params.warnings.settle(fields.limits())?))
         });
         let (text, warnings) = rendered.await?;
         let loaded = server.loaded()?;
-        let listed = loaded.serving.prompt.tokenize(text, false, loaded.limits.most_told()).await;
+        let listed =
+            loaded.serving.prompt.tokenize(held.tenant, text, false, loaded.limits.most_told()).await;
         let tokens = listed.map_err(|error| NAMES.error(error))?.tokens;
         Ok(json(&TokenCount { input_tokens: tokens.len() as u32, warnings }))
     };
@@ -51,7 +52,7 @@ pub async fn count_tokens(State(server): State<Arc<Server>>, request: Request) -
 }
 
 async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
-    let prepared = body::parse_apart(context.server(), body, |fields, server, client| {
+    let prepared = body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
         let limits = fields.limits();
         let asked = request::parse(fields, &server.config.model_id, MaxTokens::Required)?;
         let mut prepared = asked.prepare(server.loaded()?, client)?;
@@ -267,9 +268,9 @@ pub struct Ended<'a> {
 }
 
 impl ChunkWriter for Events {
-    fn token(&mut self, _: usize, token: &TokenEvent, encoder: &mut Encoder) {
+    fn token(&mut self, _: usize, token: TokenEvent, encoder: &mut Encoder) {
         self.begin(encoder);
-        let events = self.blocks.push(token);
+        let events = self.blocks.push(&token);
         self.tell(events, encoder);
     }
 

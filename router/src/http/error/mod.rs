@@ -17,6 +17,7 @@ use serde::Serialize;
 pub use cause::{Cause, Entry};
 pub use place::Place;
 
+use penstock_core::blocking::Undone;
 use penstock_core::constraint::GrammarError;
 use penstock_core::generation::{GenerationFailure, InvalidRequest, Part};
 use penstock_core::prompt::{InvalidChat, PromptError};
@@ -140,6 +141,11 @@ impl ApiError {
     /// The same, of something that has words of its own for what is wrong.
     pub fn unusable(place: impl Into<Place>, reason: impl Into<String>) -> Self {
         Self::saying(Cause::Validation, Some(place.into()), Says::Reason(reason.into()))
+    }
+
+    /// Its tenant has too much waiting to be worked on, before the queue.
+    pub fn crowded(undone: Undone) -> Self {
+        Self { retry_after: Some(RETRY_UNAVAILABLE), ..Self::new(Cause::Overloaded, undone.to_string()) }
     }
 
     /// Several fields together cannot be served, of which `place` is to blame.
@@ -366,14 +372,20 @@ impl FieldNames {
                 let text = format!("the deadline passed after {generated} generated tokens");
                 ApiError::new(Cause::Deadline, text)
             }
-            failure @ (GenerationFailure::Prompt(PromptError::Tokenizer | PromptError::Lost(_))
+            GenerationFailure::Prompt(PromptError::Undone(undone @ (Undone::Crowded | Undone::Late)))
+            | GenerationFailure::Undone(undone @ (Undone::Crowded | Undone::Late)) => {
+                ApiError::crowded(undone)
+            }
+            failure @ (GenerationFailure::Prompt(
+                PromptError::Tokenizer | PromptError::Undone(Undone::Lost),
+            )
             | GenerationFailure::Sequence(
                 SequenceFailure::Row(_)
                 | SequenceFailure::Mask(_)
                 | SequenceFailure::MaskIgnored
                 | SequenceFailure::Poisonous,
             )
-            | GenerationFailure::Lost(_)
+            | GenerationFailure::Undone(Undone::Lost)
             | GenerationFailure::BrokenOff) => ApiError::new(Cause::Generation, failure.to_string()),
         }
     }

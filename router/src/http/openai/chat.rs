@@ -262,12 +262,13 @@ pub fn no_text(place: Place, kind: &str) -> ApiError {
 pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     // Parsed, rendered and let go of in one go: the messages take many times the memory of the body.
-    let prepared = body::parse_apart(context.server(), body, move |fields, server, client| {
-        let asked = parse(fields, &server.config.model_id)?;
-        let mut prepared = asked.prepare(server.loaded()?, client)?;
-        prepared.params.warnings = prepared.params.warnings.settle(fields.limits())?;
-        Ok(prepared)
-    });
+    let prepared =
+        body::parse_apart(context.server(), context.origin(), body, move |fields, server, client| {
+            let asked = parse(fields, &server.config.model_id)?;
+            let mut prepared = asked.prepare(server.loaded()?, client)?;
+            prepared.params.warnings = prepared.params.warnings.settle(fields.limits())?;
+            Ok(prepared)
+        });
     let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared.await?;
     let mut choices = Choices::start(&context, vec![request], &params, params.n, names).await?;
     choices.tell_unbound(&mut params.warnings);
@@ -401,13 +402,13 @@ impl ChoiceStream {
 }
 
 impl ChunkWriter for ChatChunks {
-    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder) {
+    fn token(&mut self, index: usize, token: TokenEvent, encoder: &mut Encoder) {
         self.begin(index, encoder);
         let choice = &mut self.choices[index];
         if let Some(prompt) = &self.logprobs {
-            choice.logprobs.push(entry(prompt, token));
+            choice.logprobs.push(entry(prompt, &token));
         }
-        let deltas = choice.reader.push(token);
+        let deltas = choice.reader.push(&token);
         // An end-of-sequence token is no text, and its chunk says nothing but how likely it was.
         if deltas.is_empty() && choice.is_plain && self.logprobs.is_some() {
             self.chunk(index, Delta::default(), None, encoder);

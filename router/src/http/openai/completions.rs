@@ -8,12 +8,11 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
-use penstock_core::generation::{
-    Done, FinishReason, GenerationRequest, Input, PromptToken, TextToken, TokenEvent,
-};
+use penstock_core::generation::{Done, FinishReason, GenerationRequest, Input, PromptToken, TokenEvent};
 use penstock_core::prompt::Prompt;
 use penstock_proto::ids::TokenId;
 use schemars::JsonSchema;
+use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -28,7 +27,7 @@ use crate::http::openai::usage::Usage;
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
-use crate::http::response::json;
+use crate::http::response::{Entries, List, entries, json_in_pieces};
 use crate::http::sampling::most_likely_first;
 use crate::http::shortened::shortened;
 use crate::http::sse::{Encoder, Frame};
@@ -151,12 +150,13 @@ fn tokens(
 pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
     let spelling = prompt.clone();
-    let (asked, echoes, prompt_characters) = body::parse(context.server(), body, move |fields, server| {
-        let asked = CompletionRequest::parse(fields, &server.config.model_id)?;
-        let (echoes, characters) = echoed(&asked, &spelling);
-        Ok((asked, echoes, characters))
-    })
-    .await?;
+    let (asked, echoes, prompt_characters) =
+        body::parse(context.server(), context.origin(), body, move |fields, server| {
+            let asked = CompletionRequest::parse(fields, &server.config.model_id)?;
+            let (echoes, characters) = echoed(&asked, &spelling);
+            Ok((asked, echoes, characters))
+        })
+        .await?;
     let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs, names } = asked;
     let requests = prompts.into_iter().map(|input| GenerationRequest {
         top_tokens: logprobs.unwrap_or(0),
@@ -177,6 +177,7 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             spelling: logprobs.map(|_| prompt),
             echoes: echoes_per_choice(&echoes, answers_each),
             offsets: Vec::new(),
+            echoing: None,
             done: Vec::new(),
             answers_each,
         };
@@ -203,21 +204,28 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             most_likely_first(of_one_prompt);
         }
     }
-    let prompts = || answers.chunks(best_of as usize);
-    let best = prompts().flat_map(|candidates| &candidates[..answers_each]);
+    let mut later = Vec::new();
+    let best = answers.chunks_mut(best_of as usize).flat_map(|candidates| &mut candidates[..answers_each]);
     let choices = best.enumerate().map(|(index, (tokens, done))| {
         let before = echoes.get(index / answers_each).map_or("", String::as_str);
+        let prefill = tokens.first_mut().map(|first| std::mem::take(&mut first.prefill)).unwrap_or_default();
+        let is_told = logprobs.is_some() && !prefill.is_empty();
+        if is_told {
+            later.extend(Echo { prompt: prompt.clone(), text: before.to_owned(), tokens: prefill }.lists());
+        }
         Choice {
             index,
             text: [before, &done.text].concat(),
-            logprobs: logprobs.map(|_| Logprobs::of(&prompt, before, tokens, only_echo)),
+            logprobs: logprobs.map(|_| Logprobs::of(&prompt, before, is_told, tokens, only_echo)),
             finish_reason: Reason::from(done.finish_reason),
         }
     });
     let choices: Vec<_> = choices.collect();
-    let mut response = json(&head.answer(Kind::TextCompletion, &choices, usage, &params.warnings));
+    let whole = head.answer(Kind::TextCompletion, &choices, usage, &params.warnings);
+    let mut response = json_in_pieces(&whole, later);
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), prompts().map(|of_one| of_one.iter().map(|(_, done)| done)));
+    let prompts = answers.chunks(best_of as usize);
+    totals(response.headers_mut(), prompts.map(|of_one| of_one.iter().map(|(_, done)| done)));
     // TGI does not say it on this route.
     response.headers_mut().remove("x-compute-time");
     Ok(response)
@@ -256,30 +264,29 @@ struct CompletionChunks {
     echoes: Vec<Option<String>>,
     /// How many characters of each choice were sent.
     offsets: Vec<usize>,
+    /// What is still to be told of an echoed prompt, before anything else.
+    echoing: Option<Echoing>,
     done: Vec<(usize, Done)>,
     answers_each: usize,
 }
 
 impl ChunkWriter for CompletionChunks {
-    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder) {
-        let mut text = self.echoes.get_mut(index).and_then(Option::take).unwrap_or_default();
+    fn token(&mut self, index: usize, mut token: TokenEvent, encoder: &mut Encoder) {
+        let text = self.echoes.get_mut(index).and_then(Option::take).unwrap_or_default();
         if self.offsets.len() <= index {
             self.offsets.resize(index + 1, 0);
         }
-        let offset = self.offsets[index] + text.chars().count();
-        let logprobs = self.spelling.as_ref().map(|prompt| {
-            let mut logprobs = Logprobs::default();
-            logprobs.echo(prompt, &text, &token.prefill);
-            logprobs.push(prompt, token, offset);
-            logprobs
-        });
-        if !token.special {
-            text.push_str(&token.text);
-        }
-        if !text.is_empty() || !token.special || logprobs.is_some() {
-            self.offsets[index] += text.chars().count();
-            self.chunk(Choice { index, text, logprobs, finish_reason: None }, None, encoder);
-        }
+        let prefill = std::mem::take(&mut token.prefill);
+        let tokens = prefill.into_iter();
+        self.tell(Echoing { index, text, said: 0, place: EchoPlace::default(), tokens, token }, encoder);
+    }
+
+    fn go_on(&mut self, encoder: &mut Encoder) -> bool {
+        let echoing = self.echoing.take();
+        echoing.is_some_and(|echoing| {
+            self.tell(echoing, encoder);
+            true
+        })
     }
 
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
@@ -310,6 +317,39 @@ impl ChunkWriter for CompletionChunks {
 }
 
 impl CompletionChunks {
+    /// A chunk with tokens of an echoed prompt, and with the first generated token where no more are left.
+    fn tell(&mut self, mut echoing: Echoing, encoder: &mut Encoder) {
+        let index = echoing.index;
+        let is_last = echoing.tokens.len() <= ECHOED_AT_ONCE || self.spelling.is_none();
+        let mut logprobs = self.spelling.as_ref().map(|_| Logprobs::default());
+        if let (Some(logprobs), Some(prompt)) = (&mut logprobs, &self.spelling) {
+            for entry in echoing.tokens.by_ref().take(ECHOED_AT_ONCE) {
+                logprobs.entry(prompt, (entry.id, entry.logprob), &entry.top, echoing.place.characters);
+                echoing.place.pass(&echoing.text, prompt, entry.id);
+            }
+        }
+        if !is_last {
+            let text = echoing.next_text();
+            self.offsets[index] += text.chars().count();
+            self.chunk(Choice { index, text, logprobs, finish_reason: None }, None, encoder);
+            self.echoing = Some(echoing);
+            return;
+        }
+        let Echoing { text, said, token, .. } = echoing;
+        let mut text = if said == 0 { text } else { text[said..].to_owned() };
+        let offset = self.offsets[index] + text.chars().count();
+        if let (Some(logprobs), Some(prompt)) = (&mut logprobs, &self.spelling) {
+            logprobs.push(prompt, &token, offset);
+        }
+        if !token.special {
+            text.push_str(&token.text);
+        }
+        if !text.is_empty() || !token.special || logprobs.is_some() {
+            self.offsets[index] += text.chars().count();
+            self.chunk(Choice { index, text, logprobs, finish_reason: None }, None, encoder);
+        }
+    }
+
     fn chunk(&mut self, choice: Choice<Option<Reason>>, usage: Option<Usage>, encoder: &mut Encoder) {
         if usage.is_none() && self.warnings.is_empty() {
             return encoder.framed(&self.frame, &choice);
@@ -340,8 +380,63 @@ pub struct Choice<R> {
     finish_reason: R,
 }
 
+/// So many tokens of an echoed prompt are told in one chunk.
+const ECHOED_AT_ONCE: usize = 128;
+
+/// A prompt that is echoed before the first token of a choice, as far as it was not told.
+struct Echoing {
+    index: usize,
+    text: String,
+    /// Bytes of it that were sent.
+    said: usize,
+    place: EchoPlace,
+    tokens: std::vec::IntoIter<PromptToken>,
+    token: TokenEvent,
+}
+
+impl Echoing {
+    /// The characters that its tokens have completed since the last time.
+    fn next_text(&mut self) -> String {
+        let is_whole = |at: &usize| self.text.is_char_boundary(*at);
+        let end = (self.said..=self.place.bytes).rev().find(is_whole).unwrap_or(self.said);
+        self.text[std::mem::replace(&mut self.said, end)..end].to_owned()
+    }
+}
+
+/// An echoed prompt, whose part of the lists is made when they are written.
+struct Echo {
+    prompt: Arc<Prompt>,
+    text: String,
+    tokens: Vec<PromptToken>,
+}
+
+impl Echo {
+    /// In the order of `Logprobs`.
+    fn lists(self) -> [Entries; 4] {
+        let echo = Arc::new(self);
+        let each = || {
+            let echo = echo.clone();
+            (0..echo.tokens.len()).map(move |at| (echo.clone(), at))
+        };
+        let mut place = EchoPlace::default();
+        [
+            entries(each().map(|(echo, at)| spelled(&echo.prompt, echo.tokens[at].id))),
+            entries(each().map(|(echo, at)| echo.tokens[at].logprob.map(finite))),
+            entries(each().map(|(echo, at)| {
+                let PromptToken { id, logprob, top } = &echo.tokens[at];
+                Alternatives::of(&echo.prompt, (*id, *logprob), top)
+            })),
+            entries(each().map(move |(echo, at)| {
+                let begins = place.characters;
+                place.pass(&echo.text, &echo.prompt, echo.tokens[at].id);
+                begins
+            })),
+        ]
+    }
+}
+
 /// OpenAI's shape of this route: lists side by side, one entry per token.
-#[derive(Default, JsonSchema, Serialize)]
+#[derive(Default, JsonSchema)]
 #[schemars(rename = "CompletionLogprobs")]
 struct Logprobs {
     tokens: Vec<String>,
@@ -350,13 +445,27 @@ struct Logprobs {
     top_logprobs: Vec<Option<Alternatives>>,
     /// Where each token begins in the choice's text, in characters.
     text_offset: Vec<usize>,
+    /// The lists begin with those of an `Echo`.
+    #[schemars(skip)]
+    follows_echo: bool,
+}
+
+impl Serialize for Logprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let begins_later = self.follows_echo;
+        let mut lists = serializer.serialize_struct("Logprobs", 4)?;
+        lists.serialize_field("tokens", &List { begins_later, here: &self.tokens })?;
+        lists.serialize_field("token_logprobs", &List { begins_later, here: &self.token_logprobs })?;
+        lists.serialize_field("top_logprobs", &List { begins_later, here: &self.top_logprobs })?;
+        lists.serialize_field("text_offset", &List { begins_later, here: &self.text_offset })?;
+        lists.end()
+    }
 }
 
 impl Logprobs {
-    /// Of a whole answer, or only of the prompt that is echoed before it.
-    fn of(prompt: &Prompt, echo: &str, tokens: &[TokenEvent], only_echo: bool) -> Self {
-        let mut logprobs = Self::default();
-        logprobs.echo(prompt, echo, tokens.first().map_or(&[], |first| &first.prefill));
+    /// Of a whole answer behind `echo`, whose own tokens are told by an `Echo`; of no token where only that was asked for.
+    fn of(prompt: &Prompt, echo: &str, follows_echo: bool, tokens: &[TokenEvent], only_echo: bool) -> Self {
+        let mut logprobs = Self { follows_echo, ..Self::default() };
         let mut offset = echo.chars().count();
         for token in tokens.iter().filter(|_| !only_echo) {
             logprobs.push(prompt, token, offset);
@@ -365,34 +474,22 @@ impl Logprobs {
         logprobs
     }
 
-    /// An echoed prompt.
-    fn echo(&mut self, prompt: &Prompt, text: &str, prefill: &[PromptToken]) {
-        let mut place = EchoPlace { text, bytes: 0, characters: 0 };
-        for PromptToken { token, top } in prefill {
-            self.entry(prompt, (token.id, token.logprob), top, place.characters);
-            place.pass(&prompt.token_bytes(token.id), token);
-        }
-    }
-
     fn push(&mut self, prompt: &Prompt, token: &TokenEvent, offset: usize) {
-        self.entry(prompt, (token.id, Some(token.logprob)), &token.top, offset);
+        let top = token.top.iter().map(|other| (other.id, other.logprob.unwrap_or(f32::NEG_INFINITY)));
+        let top: Vec<_> = top.collect();
+        self.entry(prompt, (token.id, Some(token.logprob)), &top, offset);
     }
 
     fn entry(
         &mut self,
         prompt: &Prompt,
         (id, logprob): (TokenId, Option<f32>),
-        top: &[TextToken],
+        top: &[(TokenId, f32)],
         offset: usize,
     ) {
         self.tokens.push(spelled(prompt, id));
         self.token_logprobs.push(logprob.map(finite));
-        // The token itself is among its alternatives, which are then one more than asked for.
-        let own = logprob.filter(|_| top.iter().all(|other| other.id != id)).map(|own| (id, Some(own)));
-        let all = top.iter().map(|other| (other.id, other.logprob)).chain(own);
-        let all =
-            all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob.unwrap_or(f32::NEG_INFINITY))));
-        self.top_logprobs.push((!top.is_empty()).then(|| Alternatives(all.collect())));
+        self.top_logprobs.push(Alternatives::of(prompt, (id, logprob), top));
         self.text_offset.push(offset);
     }
 }
@@ -401,17 +498,18 @@ impl Logprobs {
 const LONGEST_GAP: usize = 64;
 
 /// Where in an echoed prompt its tokens have come to.
-struct EchoPlace<'a> {
-    text: &'a str,
+#[derive(Default)]
+struct EchoPlace {
     bytes: usize,
     /// That are complete before it.
     characters: usize,
 }
 
-impl EchoPlace<'_> {
-    /// `spelled` is the token's. One that the tokenizer put around the text does not stand in it.
-    fn pass(&mut self, spelled: &[u8], token: &TextToken) {
-        let rest = &self.text.as_bytes()[self.bytes..];
+impl EchoPlace {
+    /// Passes a token of `text`. One that the tokenizer put around it does not stand in it.
+    fn pass(&mut self, text: &str, prompt: &Prompt, id: TokenId) {
+        let spelled = &prompt.token_bytes(id)[..];
+        let rest = &text.as_bytes()[self.bytes..];
         // Tokenizers put a space before a text, or drop those around words and special tokens.
         let bare = spelled.trim_ascii_start();
         let space = rest.iter().take(LONGEST_GAP).take_while(|byte| byte.is_ascii_whitespace()).count();
@@ -419,18 +517,19 @@ impl EchoPlace<'_> {
             spelled.len()
         } else if !bare.is_empty() && rest[space..].starts_with(bare) {
             space + bare.len()
-        } else if token.special || bare.is_empty() {
+        } else if bare.is_empty() || prompt.vocabulary().is_special(id) {
             0
         } else {
             // The tokenizer has other letters for it, such as small ones for capitals: one for one.
-            let boundary = |place: &usize| self.text.is_char_boundary(*place);
-            let after = (self.bytes + space..).find(boundary).unwrap_or(self.text.len());
-            let letters = self.text[after..].chars().take(token.text.trim_start().chars().count());
+            let boundary = |place: &usize| text.is_char_boundary(*place);
+            let after = (self.bytes + space..).find(boundary).unwrap_or(text.len());
+            let own = prompt.vocabulary().text(id);
+            let letters = text[after..].chars().take(own.trim_start().chars().count());
             after - self.bytes + letters.map(char::len_utf8).sum::<usize>()
         };
         let end = self.bytes + length;
         // A character is complete where the next one begins.
-        let begins = |place: &usize| self.text.is_char_boundary(*place);
+        let begins = |place: &usize| text.is_char_boundary(*place);
         self.characters += (self.bytes + 1..=end).filter(begins).count();
         self.bytes = end;
     }
@@ -438,6 +537,16 @@ impl EchoPlace<'_> {
 
 /// An object whose names are tokens.
 struct Alternatives(Vec<(String, f32)>);
+
+impl Alternatives {
+    /// `None` where none were asked for. The token itself is among them, which are then one more than that.
+    fn of(prompt: &Prompt, (id, logprob): (TokenId, Option<f32>), top: &[(TokenId, f32)]) -> Option<Self> {
+        let own = logprob.filter(|_| top.iter().all(|other| other.0 != id)).map(|own| (id, own));
+        let all = top.iter().copied().chain(own);
+        let all = all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob)));
+        (!top.is_empty()).then(|| Self(all.collect()))
+    }
+}
 
 impl Serialize for Alternatives {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -15,7 +15,12 @@ use crate::http::sse::{self, Encoder, EventSource};
 
 /// How a dialect writes what its choices say. `index` is that of the choice in the order of `Choices::start`.
 pub trait ChunkWriter: Send + Unpin + 'static {
-    fn token(&mut self, index: usize, token: &TokenEvent, encoder: &mut Encoder);
+    fn token(&mut self, index: usize, token: TokenEvent, encoder: &mut Encoder);
+
+    /// Writes more of what was too much for one event; false: there is nothing of that.
+    fn go_on(&mut self, _: &mut Encoder) -> bool {
+        false
+    }
 
     /// The choice has ended well.
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder);
@@ -60,6 +65,9 @@ struct ChunkStream<W> {
 
 impl<W: ChunkWriter> EventSource for ChunkStream<W> {
     fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>> {
+        if self.writer.go_on(encoder) {
+            return Poll::Ready(ControlFlow::Continue(()));
+        }
         let next = ready!(self.choices.poll_next(context));
         if !self.has_begun && matches!(next, Some((_, GenerationEvent::Token(_) | GenerationEvent::Done(_))))
         {
@@ -68,7 +76,7 @@ impl<W: ChunkWriter> EventSource for ChunkStream<W> {
         }
         let goes_on = match next {
             Some((index, GenerationEvent::Token(token))) => {
-                self.writer.token(index, &token, encoder);
+                self.writer.token(index, token, encoder);
                 true
             }
             Some((index, GenerationEvent::Done(done))) => {

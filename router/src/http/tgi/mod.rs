@@ -17,7 +17,7 @@ use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationReq
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
-use crate::http::response::json;
+use crate::http::response::{List, json_in_pieces};
 use crate::http::sampling::most_likely_first;
 use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
@@ -25,7 +25,7 @@ use crate::http::warnings::Warnings;
 use crate::http::{body, platforms};
 use request::{GenerateRequest, Route};
 pub use request::{inputs_alone, text_request};
-use response::{Candidate, Details, StreamDetails, Told, prefill_token, token, top_token, top_tokens};
+use response::{Candidate, Details, StreamDetails, Told, prefill_tokens, token, top_token, top_tokens};
 pub use response::{Generated, StreamEvent};
 
 const NAMES: FieldNames = FieldNames::TGI;
@@ -35,9 +35,10 @@ pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Re
         if platforms::has_instances(&context, "/generate", &body).await {
             return platforms::predictions(context, body).await;
         }
-        let request =
-            body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Generate))
-                .await?;
+        let request = body::parse(context.server(), context.origin(), body, |fields, _| {
+            GenerateRequest::parse(fields, Route::Generate)
+        })
+        .await?;
         whole(&context, request, Shape::Object).await
     })
     .await
@@ -45,9 +46,10 @@ pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Re
 
 pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        let request =
-            body::parse(context.server(), body, |fields, _| GenerateRequest::parse(fields, Route::Stream))
-                .await?;
+        let request = body::parse(context.server(), context.origin(), body, |fields, _| {
+            GenerateRequest::parse(fields, Route::Stream)
+        })
+        .await?;
         streamed(context, request).await
     })
     .await
@@ -65,7 +67,7 @@ pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Resp
 }
 
 pub async fn compat_answer(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
-    let (stream, request) = body::parse(context.server(), body, |fields, server| {
+    let (stream, request) = body::parse(context.server(), context.origin(), body, |fields, server| {
         let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
         let full_text = server.loaded()?.returns_full_text();
         let route = if stream { Route::CompatStream { full_text } } else { Route::Compat { full_text } };
@@ -105,31 +107,41 @@ async fn whole(
         context.succeeded(done);
     }
     most_likely_first(&mut candidates);
+    let vocabulary = context.loaded()?.serving.prompt.vocabulary();
+    let prefills = candidates.iter_mut().map(|(tokens, _)| {
+        let first = tokens.first_mut().filter(|_| asked.details);
+        first.map(|first| std::mem::take(&mut first.prefill)).unwrap_or_default()
+    });
+    let prefills: Vec<_> = prefills.collect();
+    let have_prefill: Vec<bool> = prefills.iter().map(|prefill| !prefill.is_empty()).collect();
+    let told = |at: usize| told(&candidates[at], have_prefill[at]);
     let texts: Vec<_> = candidates.iter().map(|(_, done)| format!("{}{}", asked.prefix, done.text)).collect();
     let details = asked.details.then(|| {
-        let others = candidates.iter().zip(&texts).skip(1);
-        let others =
-            others.map(|(candidate, text)| Candidate { generated_text: text, told: told(candidate) });
-        Details { best: told(&candidates[0]), best_of_sequences: others.collect() }
+        let others = texts.iter().enumerate().skip(1);
+        let others = others.map(|(at, text)| Candidate { generated_text: text, told: told(at) });
+        Details { best: told(0), best_of_sequences: others.collect() }
     });
     let answer = Generated { generated_text: &texts[0], details, warnings: asked.warnings };
     let done = &candidates[0].1;
+    // In the order in which the answer has them.
+    let told = prefills.into_iter().filter(|prefill| !prefill.is_empty());
+    let later = told.map(|prefill| prefill_tokens(vocabulary, prefill));
     let mut response = match shape {
-        Shape::Object => json(&answer),
-        Shape::List => json(&[answer]),
+        Shape::Object => json_in_pieces(&answer, later),
+        Shape::List => json_in_pieces(&[answer], later),
     };
     context.head(&mut response, asked.prompt_characters);
     totals(response.headers_mut(), [[done]]);
     Ok(response)
 }
 
-fn told((tokens, done): &(Vec<TokenEvent>, Done)) -> Told<'_> {
-    let prefill = tokens.iter().flat_map(|token| &token.prefill);
+/// `has_prefill`: the prompt's tokens are made later.
+fn told((tokens, done): &(Vec<TokenEvent>, Done), has_prefill: bool) -> Told<'_> {
     Told {
         finish_reason: done.finish_reason.into(),
         generated_tokens: done.generated_tokens,
         seed: done.seed,
-        prefill: prefill.map(|entry| prefill_token(&entry.token)).collect(),
+        prefill: List { begins_later: has_prefill, here: &[] },
         tokens: tokens.iter().map(token).collect(),
         top_tokens: top_tokens(tokens),
     }

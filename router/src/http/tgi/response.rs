@@ -1,9 +1,13 @@
 //! What TGI's routes answer with: the JSON of a whole answer and of an event.
 
-use penstock_core::generation::{FinishReason, TextToken, TokenEvent};
+use std::sync::Arc;
+
+use penstock_core::generation::{FinishReason, PromptToken, TextToken, TokenEvent};
+use penstock_core::prompt::Vocabulary;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::response::{Entries, List, entries};
 use crate::http::warnings::Warnings;
 
 /// Why a text ended.
@@ -34,8 +38,14 @@ pub fn top_token(token: &TextToken) -> Token<'_> {
     Token { id: token.id.0, text: &token.text, logprob: token.logprob, special: token.special }
 }
 
-pub fn prefill_token(token: &TextToken) -> PrefillToken<'_> {
-    PrefillToken { id: token.id.0, text: &token.text, logprob: token.logprob }
+/// The prompt's tokens, made when they are written.
+pub fn prefill_tokens(vocabulary: &Arc<Vocabulary>, tokens: Vec<PromptToken>) -> Entries {
+    let vocabulary = vocabulary.clone();
+    entries(tokens.into_iter().map(move |PromptToken { id, logprob, .. }| PrefillToken {
+        id: id.0,
+        text: vocabulary.text(id),
+        logprob,
+    }))
 }
 
 pub fn top_tokens(tokens: &[TokenEvent]) -> Vec<Vec<Token<'_>>> {
@@ -78,7 +88,8 @@ pub struct Told<'a> {
     /// Where it was sampled
     pub seed: Option<u64>,
     /// The prompt's tokens, with `decoder_input_details`
-    pub prefill: Vec<PrefillToken<'a>>,
+    #[schemars(with = "Vec<PrefillToken>")]
+    pub prefill: List<'static, PrefillToken>,
     pub tokens: Vec<Token<'a>>,
     /// For each token its alternatives, with `top_n_tokens`
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -94,9 +105,9 @@ pub struct Token<'a> {
 }
 
 #[derive(JsonSchema, Serialize)]
-pub struct PrefillToken<'a> {
+pub struct PrefillToken {
     pub id: u32,
-    pub text: &'a str,
+    pub text: String,
     pub logprob: Option<f32>,
 }
 

@@ -6,7 +6,8 @@ use super::harness::{Harness, spec, tiny};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::corpus::Corpora;
 use crate::scheduler::policy::Drafting;
-use crate::scheduler::submission::{SequenceSpec, Tenant};
+use crate::scheduler::submission::SequenceSpec;
+use crate::tenant::Tenant;
 use crate::worker::mock::MockConfig;
 
 /// Its texts cannot be guessed from themselves.

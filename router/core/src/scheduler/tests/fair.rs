@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use super::harness::{Harness, STEP, spec, tiny};
 use crate::scheduler::cost::Work;
 use crate::scheduler::fairness::cost;
-use crate::scheduler::submission::{Finish, Late, Release, SequenceFailure, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Finish, Late, Release, SequenceFailure, SequenceSpec};
+use crate::tenant::Tenant;
 use crate::worker::mock::MockConfig;
 
 fn roomy() -> MockConfig {
@@ -31,7 +32,7 @@ fn served(harness: &mut Harness, tenants: &[(SequenceId, u32)]) -> BTreeMap<u32,
         let client = harness.client(id);
         if let (Some(cached), false) = (client.admitted, client.tokens.is_empty()) {
             let prompt = client.spec.prompt.len() as u32;
-            let tokens = cost(prompt, cached, prompt + client.tokens.len() as u32);
+            let tokens = cost(prompt, false, cached, prompt + client.tokens.len() as u32);
             *sums.entry(tenant).or_insert(0) += tokens as i64;
         }
     }
@@ -374,6 +375,37 @@ fn a_first_step_of_its_size_says_nothing_of_the_others() {
     harness.submit(of(0, 1, 100, 1));
     harness.run_to_end();
     assert!(harness.core.cost.expect(prompt_step()) > expected, "they are as slow again");
+}
+
+#[test]
+fn a_prompt_whose_log_probabilities_are_told_holds_nobody_up_longer_than_a_plain_one() {
+    let full = STEP + TOKEN_TIME * 256;
+    for target_itl in [None, Some(Duration::from_millis(10))] {
+        let mut harness = Harness::with_target(honest(), 4, 256, target_itl);
+        harness.token_time = TOKEN_TIME;
+        // The logits of a token, and its alternatives, take ten times as long as all else of it.
+        harness.target_time = TOKEN_TIME * 10;
+        let stream = harness.submit(of(0, 0, 100, 1000));
+        (0..20).for_each(|_| assert!(harness.step().is_some()));
+        let expected = harness.core.cost.expect(prompt_step());
+        let told = harness.submit(SequenceSpec { prompt_logprobs: true, top_tokens: 5, ..of(1, 1, 4000, 4) });
+        let mut longest = [Duration::ZERO; 2];
+        while harness.client(told).tokens.is_empty() {
+            let (began, before) = (harness.now, harness.client(stream).tokens.len());
+            assert!(harness.step().is_some());
+            assert_eq!(harness.client(stream).tokens.len(), before + 1);
+            // At first it is not known how long they take.
+            let computed = harness.client(told).spec.prompt.len() as u64 - harness.core.prompt_left(told);
+            let pause = &mut longest[usize::from(computed > 1000)];
+            *pause = (*pause).max(harness.now - began);
+        }
+        let [learning, learned] = longest;
+        assert!(learning < full * 6 && learned < full * 5 / 4, "{learning:?}, then {learned:?}");
+        let expects = harness.core.cost.expect(prompt_step());
+        assert_eq!(expects, expected, "plain prompts are as fast as they were");
+        harness.run_to_end();
+        harness.check_against_reference();
+    }
 }
 
 #[test]

@@ -20,7 +20,8 @@ use crate::scheduler::mask_job::MaskJob;
 use crate::scheduler::policy::Drafting;
 use crate::scheduler::results::Stepped;
 use crate::scheduler::snapshots::SnapshotDistances;
-use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec};
+use crate::tenant::Tenant;
 use crate::worker::mock::{MockConfig, MockModel};
 
 /// How long a step takes.
@@ -195,6 +196,8 @@ pub struct Harness {
     pub masks: VecDeque<Masks>,
     /// By so much longer a step takes for each token that it feeds.
     pub token_time: Duration,
+    /// And for each of a prompt of which log probabilities are told.
+    pub target_time: Duration,
     /// And by so much if there are trees of drafts in it.
     pub tree_time: Duration,
     pub now: Instant,
@@ -241,6 +244,7 @@ impl Harness {
             jobs: VecDeque::new(),
             masks: VecDeque::new(),
             token_time: Duration::ZERO,
+            target_time: Duration::ZERO,
             tree_time: Duration::ZERO,
             now: Instant::now(),
             next_id: 1,
@@ -346,7 +350,9 @@ impl Harness {
         let tokens: u32 = bytemuck::allocation::pod_collect_to_vec::<u8, u32>(&plan.counts).iter().sum();
         let tree_time = if plan.draft_parents.is_empty() { Duration::ZERO } else { self.tree_time };
         // The model runs while masks are awaited.
-        self.now = self.now.max(began + STEP + self.token_time * tokens + tree_time);
+        let targets = (plan.prompt_targets.len() / size_of::<u32>()) as u32;
+        let more_time = self.token_time * tokens + self.target_time * targets + tree_time;
+        self.now = self.now.max(began + STEP + more_time);
         let mut errors = errors(plan.flags.len() as u32);
         errors.extend(self.spoiled.pop_front().unwrap_or_default());
         errors.sort_unstable();

@@ -6,7 +6,8 @@ use penstock_proto::CostModel;
 use penstock_proto::ids::SequenceId;
 
 use super::harness::{Harness, spec, tiny};
-use crate::scheduler::submission::{Priority, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Priority, SequenceSpec};
+use crate::tenant::Tenant;
 use crate::worker::mock::MockConfig;
 
 /// No two with another salt share a prefix.

@@ -13,7 +13,8 @@ use crate::constraint::Grammar;
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Counters;
 use crate::scheduler::policy::Drafting;
-use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Tenant, Watermark};
+use crate::scheduler::submission::{Priority, Release, Sampling, SequenceSpec, Watermark};
+use crate::tenant::Tenant;
 use crate::worker::mock::{MockConfig, MockModel};
 
 #[derive(Clone, Debug)]

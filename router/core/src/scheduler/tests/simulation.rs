@@ -37,10 +37,9 @@ use crate::scheduler::cache_names::{BlockHash, Namespace};
 use crate::scheduler::core::{Core, Counters};
 use crate::scheduler::handle::Submitted;
 use crate::scheduler::mask_threads::MaskThreads;
-use crate::scheduler::submission::{
-    Priority, Refused, Sampling, SequenceFailure, SequenceSpec, Tenant, Watermark,
-};
+use crate::scheduler::submission::{Priority, Refused, Sampling, SequenceFailure, SequenceSpec, Watermark};
 use crate::scheduler::{BlockChange, BlockEvent, Handle, Settings, assemble};
+use crate::tenant::Tenant;
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
 use crate::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, WorkerSource};
 

@@ -9,8 +9,9 @@ use super::harness::{Harness, check_refused, spec, tiny, u32s};
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::policy::Drafting;
 use crate::scheduler::policy::SNAPSHOT_DISTANCES;
-use crate::scheduler::submission::{Finish, Release, SequenceEvent, SequenceSpec, Tenant};
+use crate::scheduler::submission::{Finish, Release, SequenceEvent, SequenceSpec};
 use crate::scheduler::{StatePlaces, States};
+use crate::tenant::Tenant;
 use crate::worker::mock::{MockConfig, MockModel};
 
 const BLOCK: u32 = 16;

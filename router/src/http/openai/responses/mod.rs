@@ -40,7 +40,7 @@ pub async fn responses(State(server): State<Arc<Server>>, request: Request) -> R
 
 async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, ApiError> {
     let prompt = context.loaded()?.serving.prompt.clone();
-    let read = body::parse_apart(context.server(), body, |fields, server, client| {
+    let read = body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
         let limits = fields.limits();
         let ResponseRequest { chat, echo, service_tier } = request::parse(fields, &server.config.model_id)?;
         let mut prepared = chat.prepare(server.loaded()?, client)?;
@@ -77,19 +77,19 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     choices.first().await?;
     context.began();
     let mut writer = writer;
-    let answers = choices.collect().await?;
-    let [(tokens, done)] = &answers[..] else { return Err(ApiError::internal()) };
+    let mut answers = choices.collect().await?;
+    let [(tokens, done)] = &mut answers[..] else { return Err(ApiError::internal()) };
     context.succeeded(done);
     // The whole answer is the collected stream: the last event has it.
     let mut nowhere = Encoder::default();
-    for token in tokens {
+    for token in std::mem::take(tokens) {
         writer.token(0, token, &mut nowhere);
         nowhere.take();
     }
     writer.done(0, done.clone(), &mut nowhere);
     let mut response = json_response(&writer.response());
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [[done]]);
+    totals(response.headers_mut(), [[&*done]]);
     Ok(response)
 }
 
@@ -394,13 +394,13 @@ fn say(encoder: &mut Encoder, event: &Event) {
 }
 
 impl ChunkWriter for Events {
-    fn token(&mut self, _: usize, token: &TokenEvent, encoder: &mut Encoder) {
+    fn token(&mut self, _: usize, token: TokenEvent, encoder: &mut Encoder) {
         self.begin(encoder);
         if let Some(prompt) = &self.logprobs {
             let length = (!token.special).then_some(token.text.len());
-            self.waiting.push(Waiting { entry: entry(prompt, token), length });
+            self.waiting.push(Waiting { entry: entry(prompt, &token), length });
         }
-        let events = self.blocks.push(token);
+        let events = self.blocks.push(&token);
         self.tell(events, encoder);
     }
 
