@@ -124,7 +124,7 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     let any = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
     let has = |needed: &str| names.iter().any(|name| name == needed);
     if !has("config.json") {
-        return Err(format!("--model-id: the folder {shown} has no config.json"));
+        return Err(format!("--model-id: the folder {shown} has no config.json{}", why_no_config(&names)));
     }
     if !has("tokenizer.json") && !tokenizer::OLDER.iter().any(|files| files.iter().all(|file| has(file))) {
         let older: Vec<String> = tokenizer::OLDER.iter().map(|files| files.join(" with ")).collect();
@@ -158,6 +158,17 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
         )),
         None => Err(format!("--model-id: the folder {shown} has no weights (*.safetensors)")),
     }
+}
+
+/// What the files of a model without a config.json are, and the way out; in `loading/model_files.py` of what is on the hub.
+fn why_no_config(names: &[String]) -> &'static str {
+    if names.iter().any(|name| name == "adapter_config.json") {
+        return "; it is an adapter (adapter_config.json), which is not loaded: merge it into its base model (merge_and_unload of peft) and serve that";
+    }
+    if names.iter().any(|name| name.ends_with(".gguf")) {
+        return "; GGUF files are not read: serve the model's safetensors files";
+    }
+    ""
 }
 
 /// Of the files that hold a model's weights, in bytes; what cannot be looked at counts as nothing.
@@ -440,6 +451,21 @@ mod tests {
             std::fs::remove_file(&path).unwrap();
             std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
             assert!(check(model.path(), false, Weights::Here).unwrap_err().contains("a device, not a file"));
+        }
+    }
+
+    #[test]
+    fn adapters_and_gguf_files_are_named_where_there_is_no_config_json() {
+        for (files, says) in [
+            (
+                &["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"][..],
+                "merge it into its base",
+            ),
+            (&["a-Q4_K_M.gguf", "README.md"], "GGUF files are not read: serve the model's safetensors"),
+        ] {
+            let model = folder(files);
+            let line = named(model.path().to_str().unwrap()).unwrap_err();
+            assert!(line.contains("has no config.json; ") && line.contains(says), "{line}");
         }
     }
 

@@ -396,6 +396,24 @@ def test_an_unservable_repository_is_refused_before_anything_is_fetched(
     assert machine.hub.bodies() == []
 
 
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "it is an adapter"),
+        (("model-Q4_K_M.gguf", "README.md"), "GGUF files are not read"),
+        (("README.md",), None),
+    ],
+)
+def test_what_a_repository_without_a_config_json_is_is_said(
+    machine: Machine, files: tuple[str, ...], says: str | None
+) -> None:
+    machine.hub.repos["owner/model"] = Repo(dict.fromkeys(files, b"{}"))
+    failure = machine.run("owner/model").failure
+    begins = "the model owner/model has no config.json"
+    assert failure == begins if says is None else failure.startswith(f"{begins}; {says}")
+    assert machine.hub.bodies() == []
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_pickled_weights_and_code_are_fetched_with_consent_only(machine: Machine, shards: int) -> None:
     if shards == 1:

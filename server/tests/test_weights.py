@@ -404,6 +404,8 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
     assert refusal(folder).endswith(
         "no config.json; GGUF files are not read: serve the model's safetensors files"
     )
+    (folder / "adapter_config.json").touch()
+    assert "no config.json; it is an adapter (adapter_config.json)" in refusal(folder)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ from penstock.loading.model_files import (
     gigabytes,
     read_config,
     read_index,
+    why_no_config,
 )
 from penstock.loading.model_files import choose as choose_weights
 
@@ -368,7 +369,7 @@ def check_small(names: Collection[str], request: Request) -> None:
     """Refuses a repository that lacks what every model needs beside its weights."""
     for name in REQUIRED:
         if name not in names:
-            raise Unavailable(f"the model {request.repo} has no {name}")
+            raise Unavailable(f"the model {request.repo} has no {name}{why_no_config(names)}")
     if TOKENIZER not in names and not older_tokenizer(names):
         raise Unavailable(
             f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of"

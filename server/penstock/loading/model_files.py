@@ -26,6 +26,7 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 FOREIGN = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".nemo", ".npz")
 UNREAD = {".gguf": "GGUF", ".npz": "npz", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax's"}
 
+ADAPTER = "adapter_config.json"
 CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
 
 # Bytes of a header that are read at most; the format's own limit.
@@ -174,10 +175,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises UnusableModel."""
     config = read_json(folder, CONFIG)
     if config is None:
-        is_gguf = folder.is_dir() and any(path.suffix == ".gguf" for path in folder.iterdir())
-        why = "; GGUF files are not read: serve the model's safetensors files" if is_gguf else ""
-        raise UnusableModel(f"{folder}: no {CONFIG}{why}")
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        raise UnusableModel(f"{folder}: no {CONFIG}{why_no_config(names)}")
     return config
+
+
+def why_no_config(names: Collection[str]) -> str:
+    """What the files of a model without a config.json are, and the way out, as the end of a line; empty where that is not known. The launcher
+    says it of a folder in the same words.
+    """
+    if ADAPTER in names:
+        return f"; it is an adapter ({ADAPTER}), which is not loaded: merge it into its base model (merge_and_unload of peft) and serve that"
+    if any(name.endswith(".gguf") for name in names):
+        return "; GGUF files are not read: serve the model's safetensors files"
+    return ""
 
 
 def dtype_name(config: dict[str, Any], wanted: str, stored: Callable[[], Mapping[str, Stored]] = dict) -> str:
