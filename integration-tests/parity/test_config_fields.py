@@ -272,6 +272,58 @@ def test_a_router_of_minimax_keeps_its_bits(family: str, tmp_path: Path) -> None
         torch.testing.assert_close(ours.weight_OI, theirs, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("model", "changes", "is_long"),
+    [
+        ("Hunyuan 3", {}, True),
+        ("Hunyuan 3", {"enable_lm_head_fp32": False}, False),
+        ("Hunyuan 3", {"enable_lm_head_fp32": None}, False),
+        ("Hy4-preview", {}, True),
+        ("Hy4-preview", {"enable_lm_head_fp32": None}, True),
+        ("Hy4-preview", {"enable_lm_head_fp32": False}, False),
+        ("DeepSeek V3.2", {}, True),
+        ("DeepSeek V4 Flash", {}, True),
+        ("MiniMax-Text-01", {}, True),
+        ("MiniMax M2", {}, False),
+        ("DeepSeek V3", {}, False),
+        ("GLM-5", {}, False),
+    ],
+)
+def test_the_products_of_a_head_are_fp32_where_the_file_says_so_or_the_familys_own_code_has_it(
+    model: str, changes: dict[str, Any], is_long: bool
+) -> None:
+    assert decoder_of(QUOTED[model].whole() | changes).long_head == is_long
+
+
+@pytest.mark.parametrize(
+    "family", ["Hunyuan 3", "Hunyuan 4", "DeepSeek V3.2", "DeepSeek V4", "MiniMax-Text-01"]
+)
+def test_a_near_tie_of_a_long_head_in_bf16_is_none(family: str, tmp_path: Path) -> None:
+    """Rounded to bf16 two logits are one number, and the lower id is chosen, as in transformers 5.23."""
+    chosen = {}
+    folder = make(tmp_path, FAMILIES[family])
+    for is_long in (True, False):
+        model = recipes.load(FAMILIES[family], folder, torch.bfloat16, torch.device("cpu"))
+        assert isinstance(model, Decoder) and model.ends.head is not None and model.ends.norm is not None
+        assert model.config.long_head
+        model.config = replace(model.config, long_head=is_long)
+        hidden_SE = torch.randn((1, 64), generator=torch.Generator().manual_seed(0)).bfloat16()
+        weight_VE, read_SE = model.ends.head.weight_OI, model.ends.norm(hidden_SE)
+        # Row 7 is the likeliest, row 9 a little likelier: by less than what lies between two numbers of bf16 there.
+        weight_VE[7] = weight_VE[9] = 4 * read_SE[0]
+        least = int(read_SE[0].abs().argmin())
+        weight_VE[9, least] *= 2
+        exact_SV = read_SE.float() @ weight_VE.float().T
+        assert 0 < exact_SV[0, 9] - exact_SV[0, 7] < 0.25 and exact_SV[0, 7] > 128
+        logits_SV = model.logits(hidden_SE, torch.empty(1, model.config.vocab_size))
+        if is_long:
+            torch.testing.assert_close(
+                logits_SV, exact_SV[:, : model.config.vocab_size], atol=1e-4, rtol=1e-6
+            )
+        chosen[is_long] = int(logits_SV.argmax())
+    assert chosen == {True: 9, False: 7}
+
+
 def test_command_r_reads_as_far_as_it_was_trained() -> None:
     """Its file has 8192 in the usual place, and the rest in another."""
 

@@ -53,7 +53,7 @@ OF_NOTHING = (
         "use_mamba_kernels moe_grouped_gemm use_grouped_mm moe_multimodal_dispatch_use_allgather moe_gating_fp32"
     )
     | _names(
-        "enable_lm_head_fp32 expert_dtype torch_dtype ep_size pretraining_tp split_ngram_parts num_logits_to_keep output_past"
+        "expert_dtype torch_dtype ep_size pretraining_tp split_ngram_parts num_logits_to_keep output_past"
     )
     # Layers that predict further tokens.
     | _names(

@@ -99,6 +99,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         scale=size**-0.5 * magnitude**2,
         latent=latent,
         qkv_bias=fields.flag("attention_bias"),
+        long_head=kind == "deepseek_v32",  # in DeepSeek's own code
     )
     sparse = fields.sparse_layers(read.num_layers)
     return read.with_layers(
