@@ -281,6 +281,32 @@ def test_the_last_layers_of_ling_3_attend_where_its_own_code_names_it() -> None:
     assert attends("BailingMoeV3ForCausalLM") == [2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "shares", [{"index_topk_freq": 2, "index_skip_topk_offset": 1}, {"index_topk_pattern": "FSFS"}]
+)
+def test_indexers_of_layers_that_share_a_choice_may_be_in_the_file(
+    shares: dict[str, Any], tmp_path: Path
+) -> None:
+    """GLM-5's and 5.1's files have those of all layers; 5.2's have those of its full layers alone."""
+    from safetensors.torch import load_file, save_file
+
+    given = FAMILIES["GLM-5, layers that share a choice"] | {"index_topk": 6}
+    folder = make(tmp_path, given)
+    before = logits_of_text(folder)
+    tensors = load_file(folder / "model.safetensors")
+    indexers = {name: tensor for name, tensor in tensors.items() if ".layers.0.self_attn.indexer." in name}
+    assert indexers and not any(".layers.1.self_attn.indexer." in name for name in tensors)
+    for layer in (1, 3):
+        tensors |= {name.replace(".0.", f".{layer}."): torch.randn_like(x) for name, x in indexers.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = {name: value for name, value in given.items() if name != "indexer_types"} | shares
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+    # In a layer that chooses by itself they are read.
+    (folder / "config.json").write_text(json.dumps(config | {"index_topk_pattern": "FSFF"}))
+    assert not torch.equal(logits_of_text(folder), before)
+
+
 def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
