@@ -28,7 +28,7 @@ from penstock.models.decoder import Decoder, Experts
 from penstock.models.recipes import read_config
 from penstock.models.recipes.text_defaults import DEFAULTS
 from penstock.models.recipes.vision_language import text_of
-from penstock.models.recurrent_config import Mamba2Config
+from penstock.models.recurrent_config import DeltaConfig, Mamba2Config
 
 # Those whose configuration transformers saves in other words than it is published in.
 RESAVED = (
@@ -162,6 +162,28 @@ def test_a_stretch_is_of_layers_that_attend_to_all() -> None:
     read = decoder_of(saved | {"rope_scaling": published["rope_scaling"]})
     assert [layer.rope for layer in read.layers] == [layer.rope for layer in decoder_of(published).layers]
     assert {rope.variant for rope in read.ropes} == {"yarn", "default"}
+
+
+def test_a_stretch_of_deepseek_v4_is_of_layers_that_compress_keys() -> None:
+    """Beside the two tables that transformers saves, as in the published file, which has none."""
+    published = QUOTED["DeepSeek V4 Flash"].whole()
+    plain = {"rope_type": "default", "partial_rotary_factor": 0.125}
+    tables = {"main": plain | {"rope_theta": 10000.0}, "compress": plain | {"rope_theta": 160000.0}}
+    saved = {name: value for name, value in published.items() if name != "rope_scaling"}
+    saved |= {"rope_parameters": tables}
+    assert {rope.variant for rope in decoder_of(saved).ropes} == {"default"}
+    read = decoder_of(saved | {"rope_scaling": published["rope_scaling"]})
+    assert [layer.rope for layer in read.layers] == [layer.rope for layer in decoder_of(published).layers]
+    assert {rope.variant for rope in read.ropes} == {"yarn", "default"}
+
+
+def test_what_a_file_of_kimi_linear_leaves_out_is_that_of_its_class() -> None:
+    published = QUOTED["Kimi Linear 48B"].whole()
+    assert "model_max_length" not in published
+    theirs = CONFIG_MAPPING["kimi_linear"]()
+    less = {name: value for name, value in published.items() if name != "rms_norm_eps"}
+    read = decoder_of(less)
+    assert (read.max_positions, read.norm.eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
 
 
 def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
@@ -322,6 +344,37 @@ def test_a_near_tie_of_a_long_head_in_bf16_is_none(family: str, tmp_path: Path) 
             )
         chosen[is_long] = int(logits_SV.argmax())
     assert chosen == {True: 9, False: 7}
+
+
+@pytest.mark.parametrize(
+    "model", ["Qwen 3.5 27B", "Qwen3-Next 80B", "Qwen 3.5 35B A3B", "Qwen3.8-Flash-Next"]
+)
+def test_what_opens_the_gate_behind_a_delta_rule_is_what_the_file_says(model: str) -> None:
+    def gates(**changes: Any) -> set[str]:
+        one = QUOTED[model]
+        config = one.whole()
+        for part in one.parts:
+            changes = {part: config[part] | changes}
+        read = decoder_of(config | changes)
+        return {layer.recurrent.gate for layer in read.layers if isinstance(layer.recurrent, DeltaConfig)}
+
+    assert gates(output_gate_type=None) == {"silu"}
+    assert gates(output_gate_type="swish") == gates(output_gate_type="silu") == {"silu"}
+    assert gates(output_gate_type="sigmoid") == {"sigmoid"}
+    with pytest.raises(UnusableModel, match="output_gate_type is 'gelu'"):
+        gates(output_gate_type="gelu")
+    with pytest.raises(UnusableModel, match="attn_output_gate is False"):
+        gates(attn_output_gate=False)
+
+
+def test_a_stretch_of_ling_3_turns_all_that_is_turned_without_it() -> None:
+    """What is rotated has a width of its own there; a share of a head that stands in the stretch is none of it."""
+    published = QUOTED["Ling 3.0 Flash"].whole()
+    assert "rope_parameters" not in published
+    stretch = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 131072}
+    for more in ({}, {"partial_rotary_factor": 0.5}):
+        read = decoder_of(published | {"rope_scaling": stretch | more})
+        assert {(rope.variant, rope.head_dim) for rope in read.ropes} == {("yarn", 64)}
 
 
 def test_command_r_reads_as_far_as_it_was_trained() -> None:

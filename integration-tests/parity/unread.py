@@ -130,7 +130,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "apply_mla_qkv_lora_rescale": (True,),
     "attention_bias": (True,),  # of MiMo, as of Qwen 2
     "attention_gate_type": ("headwise",),
-    "attn_output_gate": (True,),
     "attn_rotary_emb": (64,),  # of Bamba: half of a head
     "block_use_swiglu": (True,),
     "embedding_fraction": (1.0,),
