@@ -346,6 +346,49 @@ def test_experts_that_a_class_stacks_may_be_in_tensors_of_their_own(family: str,
     torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["Granite 3 MoE", "Granite MoE, shared expert", "Granite 4 (experts)"])
+def test_experts_of_granite_may_be_in_tensors_of_their_own(family: str, tmp_path: Path) -> None:
+    """As llm-compressor leaves them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        at, is_stacked, which = name.partition("block_sparse_moe.")
+        if not is_stacked or which not in ("input_linear.weight", "output_linear.weight"):
+            found[name] = tensor
+            continue
+        kinds = ("gate", "up") if which.startswith("input") else ("down",)
+        for expert, weight in enumerate(tensor):
+            for kind, part in zip(kinds, weight.chunk(len(kinds)), strict=True):
+                found[f"{at}block_sparse_moe.experts.{expert}.{kind}_proj.weight"] = part.contiguous()
+    assert not any("sparse_moe.input_linear" in name for name in found)
+    save_file(found, file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("below", ["moe.experts", "moe"])
+def test_experts_of_step_3_5_may_be_in_tensors_of_their_own(below: str, tmp_path: Path) -> None:
+    """As llm-compressor and AMD's Quark leave them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES["Step 3.7 Flash"])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        at, is_stacked, which = name.partition(".moe.")
+        if not is_stacked or not which.endswith("_proj.weight"):
+            found[name] = tensor
+            continue
+        found |= {f"{at}.{below}.{expert}.{which}": weight.clone() for expert, weight in enumerate(tensor)}
+    assert any(f".{below}.5.down_proj" in name for name in found)
+    save_file(found, file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("inner", ["experts.experts", "experts"])
 def test_experts_of_aria_may_be_in_tensors_of_their_own(inner: str, tmp_path: Path) -> None:
     """As Aria-sequential_mlp."""

@@ -167,7 +167,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "rope_scaling.type": ("default",),  # of ERNIE 4.5 VL
     "scale_attn_weights": (True,),
     "shared_expert_intermediate_size": (0,),
-    "sink": (False,),
     "swa_attention_gate_type": ("headwise",),
     "tie_word_embeddings": (False,),  # of mT5, whose head is the checkpoint's
     "use_mixed_mlp_moe": (True,),
@@ -178,7 +177,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "use_rotary_pos_emb": (True,),
     "use_routing_bias": (True,),
     "use_sconv": (True,),
-    "zero_centered": (True,),
 }
 
 ALWAYS_OR_NEVER_NORMED = _names("bailing_hybrid cohere2_moe molmo2_text qwen3 qwen3_omni_moe_text step3p5")
