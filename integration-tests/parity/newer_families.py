@@ -716,6 +716,7 @@ NEWER: dict[str, dict[str, Any]] = {
         router_scaling_factor=2.826,
         mlp_layer_types=["dense", "sparse", "sparse"],
         rope_theta=11158840.0,
+        enable_lm_head_fp32=True,
     ),
     "nanochat": shaped(
         "NanoChatForCausalLM",

@@ -28,7 +28,7 @@ from penstock.models.decoder import Decoder, Experts
 from penstock.models.recipes import read_config
 from penstock.models.recipes.text_defaults import DEFAULTS
 from penstock.models.recipes.vision_language import text_of
-from penstock.models.recurrent_config import Mamba2Config
+from penstock.models.recurrent_config import DeltaConfig, Mamba2Config
 
 # Those whose configuration transformers saves in other words than it is published in.
 RESAVED = (
@@ -164,6 +164,28 @@ def test_a_stretch_is_of_layers_that_attend_to_all() -> None:
     assert {rope.variant for rope in read.ropes} == {"yarn", "default"}
 
 
+def test_a_stretch_of_deepseek_v4_is_of_layers_that_compress_keys() -> None:
+    """Beside the two tables that transformers saves, as in the published file, which has none."""
+    published = QUOTED["DeepSeek V4 Flash"].whole()
+    plain = {"rope_type": "default", "partial_rotary_factor": 0.125}
+    tables = {"main": plain | {"rope_theta": 10000.0}, "compress": plain | {"rope_theta": 160000.0}}
+    saved = {name: value for name, value in published.items() if name != "rope_scaling"}
+    saved |= {"rope_parameters": tables}
+    assert {rope.variant for rope in decoder_of(saved).ropes} == {"default"}
+    read = decoder_of(saved | {"rope_scaling": published["rope_scaling"]})
+    assert [layer.rope for layer in read.layers] == [layer.rope for layer in decoder_of(published).layers]
+    assert {rope.variant for rope in read.ropes} == {"yarn", "default"}
+
+
+def test_what_a_file_of_kimi_linear_leaves_out_is_that_of_its_class() -> None:
+    published = QUOTED["Kimi Linear 48B"].whole()
+    assert "model_max_length" not in published
+    theirs = CONFIG_MAPPING["kimi_linear"]()
+    less = {name: value for name, value in published.items() if name != "rms_norm_eps"}
+    read = decoder_of(less)
+    assert (read.max_positions, read.norm.eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
+
+
 def test_the_steepest_bias_of_mpt_is_that_of_its_own_code() -> None:
     """Which transformers 5.23 does not read: MosaicML's `gen_slopes`."""
     config = FAMILIES["MPT"]
@@ -270,6 +292,89 @@ def test_a_router_of_minimax_keeps_its_bits(family: str, tmp_path: Path) -> None
     assert len(found) == len(published) > 0
     for ours, theirs in zip(found, published, strict=True):
         torch.testing.assert_close(ours.weight_OI, theirs, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "is_long"),
+    [
+        ("Hunyuan 3", {}, True),
+        ("Hunyuan 3", {"enable_lm_head_fp32": False}, False),
+        ("Hunyuan 3", {"enable_lm_head_fp32": None}, False),
+        ("Hy4-preview", {}, True),
+        ("Hy4-preview", {"enable_lm_head_fp32": None}, True),
+        ("Hy4-preview", {"enable_lm_head_fp32": False}, False),
+        ("DeepSeek V3.2", {}, True),
+        ("DeepSeek V4 Flash", {}, True),
+        ("MiniMax-Text-01", {}, True),
+        ("MiniMax M2", {}, False),
+        ("DeepSeek V3", {}, False),
+        ("GLM-5", {}, False),
+    ],
+)
+def test_the_products_of_a_head_are_fp32_where_the_file_says_so_or_the_familys_own_code_has_it(
+    model: str, changes: dict[str, Any], is_long: bool
+) -> None:
+    assert decoder_of(QUOTED[model].whole() | changes).long_head == is_long
+
+
+@pytest.mark.parametrize(
+    "family", ["Hunyuan 3", "Hunyuan 4", "DeepSeek V3.2", "DeepSeek V4", "MiniMax-Text-01"]
+)
+def test_a_near_tie_of_a_long_head_in_bf16_is_none(family: str, tmp_path: Path) -> None:
+    """Rounded to bf16 two logits are one number, and the lower id is chosen, as in transformers 5.23."""
+    chosen = {}
+    folder = make(tmp_path, FAMILIES[family])
+    for is_long in (True, False):
+        model = recipes.load(FAMILIES[family], folder, torch.bfloat16, torch.device("cpu"))
+        assert isinstance(model, Decoder) and model.ends.head is not None and model.ends.norm is not None
+        assert model.config.long_head
+        model.config = replace(model.config, long_head=is_long)
+        hidden_SE = torch.randn((1, 64), generator=torch.Generator().manual_seed(0)).bfloat16()
+        weight_VE, read_SE = model.ends.head.weight_OI, model.ends.norm(hidden_SE)
+        # Row 7 is the likeliest, row 9 a little likelier: by less than what lies between two numbers of bf16 there.
+        weight_VE[7] = weight_VE[9] = 4 * read_SE[0]
+        least = int(read_SE[0].abs().argmin())
+        weight_VE[9, least] *= 2
+        exact_SV = read_SE.float() @ weight_VE.float().T
+        assert 0 < exact_SV[0, 9] - exact_SV[0, 7] < 0.25 and exact_SV[0, 7] > 128
+        logits_SV = model.logits(hidden_SE, torch.empty(1, model.config.vocab_size))
+        if is_long:
+            torch.testing.assert_close(
+                logits_SV, exact_SV[:, : model.config.vocab_size], atol=1e-4, rtol=1e-6
+            )
+        chosen[is_long] = int(logits_SV.argmax())
+    assert chosen == {True: 9, False: 7}
+
+
+@pytest.mark.parametrize(
+    "model", ["Qwen 3.5 27B", "Qwen3-Next 80B", "Qwen 3.5 35B A3B", "Qwen3.8-Flash-Next"]
+)
+def test_what_opens_the_gate_behind_a_delta_rule_is_what_the_file_says(model: str) -> None:
+    def gates(**changes: Any) -> set[str]:
+        one = QUOTED[model]
+        config = one.whole()
+        for part in one.parts:
+            changes = {part: config[part] | changes}
+        read = decoder_of(config | changes)
+        return {layer.recurrent.gate for layer in read.layers if isinstance(layer.recurrent, DeltaConfig)}
+
+    assert gates(output_gate_type=None) == {"silu"}
+    assert gates(output_gate_type="swish") == gates(output_gate_type="silu") == {"silu"}
+    assert gates(output_gate_type="sigmoid") == {"sigmoid"}
+    with pytest.raises(UnusableModel, match="output_gate_type is 'gelu'"):
+        gates(output_gate_type="gelu")
+    with pytest.raises(UnusableModel, match="attn_output_gate is False"):
+        gates(attn_output_gate=False)
+
+
+def test_a_stretch_of_ling_3_turns_all_that_is_turned_without_it() -> None:
+    """What is rotated has a width of its own there; a share of a head that stands in the stretch is none of it."""
+    published = QUOTED["Ling 3.0 Flash"].whole()
+    assert "rope_parameters" not in published
+    stretch = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 131072}
+    for more in ({}, {"partial_rotary_factor": 0.5}):
+        read = decoder_of(published | {"rope_scaling": stretch | more})
+        assert {(rope.variant, rope.head_dim) for rope in read.ropes} == {("yarn", 64)}
 
 
 def test_command_r_reads_as_far_as_it_was_trained() -> None:

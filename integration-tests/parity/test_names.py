@@ -281,6 +281,32 @@ def test_the_last_layers_of_ling_3_attend_where_its_own_code_names_it() -> None:
     assert attends("BailingMoeV3ForCausalLM") == [2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "shares", [{"index_topk_freq": 2, "index_skip_topk_offset": 1}, {"index_topk_pattern": "FSFS"}]
+)
+def test_indexers_of_layers_that_share_a_choice_may_be_in_the_file(
+    shares: dict[str, Any], tmp_path: Path
+) -> None:
+    """GLM-5's and 5.1's files have those of all layers; 5.2's have those of its full layers alone."""
+    from safetensors.torch import load_file, save_file
+
+    given = FAMILIES["GLM-5, layers that share a choice"] | {"index_topk": 6}
+    folder = make(tmp_path, given)
+    before = logits_of_text(folder)
+    tensors = load_file(folder / "model.safetensors")
+    indexers = {name: tensor for name, tensor in tensors.items() if ".layers.0.self_attn.indexer." in name}
+    assert indexers and not any(".layers.1.self_attn.indexer." in name for name in tensors)
+    for layer in (1, 3):
+        tensors |= {name.replace(".0.", f".{layer}."): torch.randn_like(x) for name, x in indexers.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = {name: value for name, value in given.items() if name != "indexer_types"} | shares
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+    # In a layer that chooses by itself they are read.
+    (folder / "config.json").write_text(json.dumps(config | {"index_topk_pattern": "FSFF"}))
+    assert not torch.equal(logits_of_text(folder), before)
+
+
 def test_experts_of_qwen3_vl_are_read_as_published_and_as_saved(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -317,6 +343,49 @@ def test_experts_that_a_class_stacks_may_be_in_tensors_of_their_own(family: str,
     before = logits_of_text(folder)
     file = folder / "model.safetensors"
     save_file(experts_apart(load_file(file), turned=family == "Llama 4"), file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["Granite 3 MoE", "Granite MoE, shared expert", "Granite 4 (experts)"])
+def test_experts_of_granite_may_be_in_tensors_of_their_own(family: str, tmp_path: Path) -> None:
+    """As llm-compressor leaves them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES[family])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        at, is_stacked, which = name.partition("block_sparse_moe.")
+        if not is_stacked or which not in ("input_linear.weight", "output_linear.weight"):
+            found[name] = tensor
+            continue
+        kinds = ("gate", "up") if which.startswith("input") else ("down",)
+        for expert, weight in enumerate(tensor):
+            for kind, part in zip(kinds, weight.chunk(len(kinds)), strict=True):
+                found[f"{at}block_sparse_moe.experts.{expert}.{kind}_proj.weight"] = part.contiguous()
+    assert not any("sparse_moe.input_linear" in name for name in found)
+    save_file(found, file, {"format": "pt"})
+    torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("below", ["moe.experts", "moe"])
+def test_experts_of_step_3_5_may_be_in_tensors_of_their_own(below: str, tmp_path: Path) -> None:
+    """As llm-compressor and AMD's Quark leave them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make(tmp_path, FAMILIES["Step 3.7 Flash"])
+    before = logits_of_text(folder)
+    file = folder / "model.safetensors"
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        at, is_stacked, which = name.partition(".moe.")
+        if not is_stacked or not which.endswith("_proj.weight"):
+            found[name] = tensor
+            continue
+        found |= {f"{at}.{below}.{expert}.{which}": weight.clone() for expert, weight in enumerate(tensor)}
+    assert any(f".{below}.5.down_proj" in name for name in found)
+    save_file(found, file, {"format": "pt"})
     torch.testing.assert_close(logits_of_text(folder), before, atol=0, rtol=0)
 
 

@@ -110,6 +110,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             ({"swiglu_limits": [-1.0] * 4}, "swiglu_limits is not a list of numbers of 0 or more"),
             ({"swiglu_limits_shared": [1.0] * 4}, "swiglu_limits_shared caps a dense layer"),
             ({"use_rope_layers": [True, True, True, False]}, "use_rope_layers is not true for each layer"),
+            ({"sink": True}, "sink is True"),
+            ({"zero_centered": False}, "zero_centered is False"),
         )
     ),
     ("dots 3 Note", {"attention_bias": True}, "attention_bias is True"),

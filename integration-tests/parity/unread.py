@@ -53,7 +53,7 @@ OF_NOTHING = (
         "use_mamba_kernels moe_grouped_gemm use_grouped_mm moe_multimodal_dispatch_use_allgather moe_gating_fp32"
     )
     | _names(
-        "enable_lm_head_fp32 expert_dtype torch_dtype ep_size pretraining_tp split_ngram_parts num_logits_to_keep output_past"
+        "expert_dtype torch_dtype ep_size pretraining_tp split_ngram_parts num_logits_to_keep output_past"
     )
     # Layers that predict further tokens.
     | _names(
@@ -130,7 +130,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "apply_mla_qkv_lora_rescale": (True,),
     "attention_bias": (True,),  # of MiMo, as of Qwen 2
     "attention_gate_type": ("headwise",),
-    "attn_output_gate": (True,),
     "attn_rotary_emb": (64,),  # of Bamba: half of a head
     "block_use_swiglu": (True,),
     "embedding_fraction": (1.0,),
@@ -168,7 +167,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "rope_scaling.type": ("default",),  # of ERNIE 4.5 VL
     "scale_attn_weights": (True,),
     "shared_expert_intermediate_size": (0,),
-    "sink": (False,),
     "swa_attention_gate_type": ("headwise",),
     "tie_word_embeddings": (False,),  # of mT5, whose head is the checkpoint's
     "use_mixed_mlp_moe": (True,),
@@ -179,7 +177,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "use_rotary_pos_emb": (True,),
     "use_routing_bias": (True,),
     "use_sconv": (True,),
-    "zero_centered": (True,),
 }
 
 ALWAYS_OR_NEVER_NORMED = _names("bailing_hybrid cohere2_moe molmo2_text qwen3 qwen3_omni_moe_text step3p5")

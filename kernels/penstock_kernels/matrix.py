@@ -30,6 +30,7 @@ def _make_mkl_strict() -> bool:
 
 
 ROWS = 2 if _make_mkl_strict() else 8
+PIECE = 1024  # rows of a matrix that are made longer at once
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0) -> Tensor:
@@ -46,6 +47,25 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0
     if not tile:
         return F.linear(x_TI, weight_OI, bias_O)[:tokens]
     return torch.cat([F.linear(part, weight_OI, bias_O) for part in torch.split(x_TI, tile)])[:tokens]
+
+
+def long_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tile: int = 0) -> Tensor:
+    """As `linear`, and the products are fp32 where the inputs are a shorter type: they are not rounded to it."""
+    if x_TI.dtype == torch.float32:
+        return linear(x_TI, weight_OI, bias_O, tile)
+    if x_TI.device.type == "cuda":
+        tokens = x_TI.shape[0]
+        parts: tuple[Tensor, ...] = (x_TI,)
+        if tile:
+            parts = torch.split(F.pad(x_TI, (0, 0, 0, -tokens % tile)), tile)
+        made_PO = [torch.mm(part, weight_OI.t(), out_dtype=torch.float32) for part in parts]
+        made_TO = torch.cat(made_PO)[:tokens]
+    else:
+        # Elsewhere torch has no such product: a piece of the matrix at a time is made longer.
+        x_TI = x_TI.float()
+        pieces = [linear(x_TI, piece.float(), None, tile) for piece in torch.split(weight_OI, PIECE)]
+        made_TO = torch.cat(pieces, 1)
+    return made_TO if bias_O is None else made_TO.add_(bias_O)
 
 
 def heads_linear(x_THI: Tensor, weight_HIO: Tensor, out_THO: Tensor, tile: int = 0) -> None:

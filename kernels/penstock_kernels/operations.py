@@ -33,7 +33,7 @@ from penstock_kernels.encoder_decoder_attention import (
 )
 from penstock_kernels.experts import mix_experts, route, weigh
 from penstock_kernels.linear_attention import decayed_attention
-from penstock_kernels.matrix import embedding, heads_linear, linear
+from penstock_kernels.matrix import embedding, heads_linear, linear, long_linear
 from penstock_kernels.norm import (
     add_rms_norm,
     gated_rms_norm,
@@ -121,6 +121,7 @@ __all__ = [
     "linear",
     "linear_recurrence",
     "log_softmax",
+    "long_linear",
     "mask_tokens",
     "mix_experts",
     "mix_with_previous",

@@ -249,6 +249,24 @@ def test_with_a_tile_a_row_does_not_depend_on_how_many_there_are() -> None:
             assert torch.equal(ops.linear(x[begin:end], weight, bias, 16), whole[begin:end])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tile", [0, 16])
+def test_a_long_product_is_not_rounded_to_what_it_is_made_of(dtype: torch.dtype, tile: int) -> None:
+    # More rows of a matrix than are made longer at once.
+    x, weight, bias = (
+        random(20, 64).to(dtype),
+        random(2100, 64, seed=1).to(dtype),
+        random(2100, seed=2).to(dtype),
+    )
+    wanted = x.double() @ weight.double().T
+    for given, bias_O in ((wanted, None), (wanted + bias.double(), bias)):
+        found = ops.long_linear(x, weight, bias_O, tile)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), given, atol=1e-5, rtol=1e-5)
+    whole = ops.long_linear(x, weight, None, 16)
+    assert torch.equal(ops.long_linear(x[3:9], weight, None, 16), whole[3:9])
+
+
 def test_heads_linear_gives_each_head_its_own_matrix() -> None:
     x, weight = random(3, 2, 4), random(2, 4, 5, seed=1)
     out = torch.empty(3, 2, 5)

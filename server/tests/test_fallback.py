@@ -322,6 +322,46 @@ def test_a_state_that_a_layer_does_not_go_on_from_is_found_out(
     assert "off its own" in refusal(folder)
 
 
+ZAMBA_2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention"],
+    "head_dim": 32,
+    "num_key_value_heads": 4,
+    "n_mamba_heads": 8,
+    "mamba_d_state": 16,
+    "chunk_size": 16,
+    "num_mem_blocks": 2,
+}
+
+
+def test_a_head_of_zamba_2_may_ignore_a_token(tmp_path: Path) -> None:
+    """Its step is as good as 0 then, in prompts as in decodes: so what is computed again, as after a crash, is as it was."""
+    from transformers import AutoModelForCausalLM
+
+    folder = made(tmp_path, "zamba2", **ZAMBA_2)
+    assert json.loads((folder / "config.json").read_text())["time_step_min"] == 0.001
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.endswith("dt_bias"):
+            tensor.fill_(-12.0)
+        elif name.endswith("mamba.D"):  # what does not go through the state
+            tensor.zero_()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    prompt = [(7 * i * i + 3 * i + 5) % 199 for i in range(20)]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, time_step_min=1e-30)
+    with torch.inference_mode():
+        expected_V = model(torch.tensor([prompt])).logits[0, -1]
+
+    driver = Driver(folder)
+    driver.step([row(0, prompt, 0, [0, 1], start={})])
+    torch.testing.assert_close(driver.last_logits()[0], expected_V, atol=1e-4, rtol=1e-4)
+    driver.begin()
+    for at, token in enumerate(prompt):
+        blocks = [0, 1] if at == 0 else None
+        driver.step([row(0, [token], at, blocks, start=None if at else {}, sample=at == len(prompt) - 1)])
+    torch.testing.assert_close(driver.last_logits()[0], expected_V, atol=1e-4, rtol=1e-4)
+
+
 def test_positions_begin_behind_the_padding_token_where_the_model_has_them_so(tmp_path: Path) -> None:
     folder = made(tmp_path, "roberta", is_decoder=True)
     told = json.loads((folder / "config.json").read_text())

@@ -42,6 +42,12 @@ class Linear(TiledModule):
             return ops.quantized_linear(x_TI, self.packed, self.bias_O, self.tile)
         return ops.linear(x_TI, self.weight_OI, self.bias_O, self.tile)
 
+    def in_fp32(self, x_TI: Tensor) -> Tensor:
+        """The same, and no product is rounded to the dtype of what it is made of. Those of a packed matrix are, which is rounded itself."""
+        if self.packed is not None:
+            return self(x_TI).float()
+        return ops.long_linear(x_TI, self.weight_OI, self.bias_O, self.tile)
+
 
 class OpenedLinear(Linear):
     """A matrix whose outputs are multiplied with gates, which it reads behind its inputs: (T, I and O) to (T, O)."""

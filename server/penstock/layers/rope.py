@@ -13,6 +13,8 @@ from penstock.errors import UnusableModel
 VARIANTS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 # What `rope_scaling` calls a table that it does not stretch; "mrope" is of images.
 UNSTRETCHED = ("default", "none", "mrope")
+# Kinds of layers, as `rope_parameters` calls them, that a `rope_scaling` beside it stretches.
+STRETCHED = ("full_attention", "compress")
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ def with_scaling(config: dict[str, Any], depth: int = 2) -> dict[str, Any]:
     thinker has a text.
 
     A file that transformers 5 saved has `rope_parameters`; who stretches the context as a model's card says adds `rope_scaling`.
-    As in transformers it goes first, and of kinds of layers it is of those with full attention; unlike there a base that only
-    `rope_parameters` has is kept.
+    As in transformers it goes first, and of kinds of layers it is of those with full attention, or, of DeepSeek V4, of those that compress
+    keys; unlike there a base that only `rope_parameters` has is kept.
     """
     made = {
         name: with_scaling(value, depth - 1) if depth and isinstance(value, dict) else value
@@ -85,8 +87,9 @@ def with_scaling(config: dict[str, Any], depth: int = 2) -> dict[str, Any]:
 
     if not any(isinstance(entry, dict) for entry in given.values()):
         made["rope_parameters"] = stretched(given)
-    elif isinstance(given.get("full_attention"), dict):
-        made["rope_parameters"] = {**given, "full_attention": stretched(given["full_attention"])}
+    else:
+        kinds = [kind for kind in STRETCHED if isinstance(given.get(kind), dict)]
+        made["rope_parameters"] = {**given, **{kind: stretched(given[kind]) for kind in kinds}}
     return made
 
 

@@ -313,6 +313,7 @@ class DecoderConfig:
     final_norm: bool = True
     tied_head: bool = False
     head_bias: bool = False
+    long_head: bool = False  # its products are fp32, whatever the dtype of its matrix
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
 

@@ -574,7 +574,8 @@ class Decoder(Module):
         if ends.project_out is not None:
             hidden_SE = ends.project_out(hidden_SE)
         assert ends.head is not None, "asked of the last stage only"
-        logits_SV = self.group.all_gather(ends.head(hidden_SE))
+        part_SV = ends.head.in_fp32(hidden_SE) if config.long_head else ends.head(hidden_SE)
+        logits_SV = self.group.all_gather(part_SV)
         out_SV.copy_(logits_SV[:, : config.vocab_size])
         if config.logit_scale != 1.0:
             out_SV.mul_(config.logit_scale)

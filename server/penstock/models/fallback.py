@@ -28,7 +28,7 @@ from penstock.models import own_attention
 from penstock.models.architectures import architecture_of, architectures, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import NO_END, Window
-from penstock.models.fallback_states import OwnStates, States, own_states
+from penstock.models.fallback_states import OwnStates, States, own_states, without_limits
 from penstock.models.layer_cache import LayerCache
 from penstock.models.model import Reference
 from penstock.models.recurrent_config import StateShape
@@ -417,6 +417,7 @@ def load(
     with _quiet(), _named(config):
         kind, theirs = _class_of(config, folder, trusted)
         model = _read(kind, theirs, folder, dtype, trusted).to(device).eval()
+        without_limits(model)
         with torch.inference_mode():
             reference = _reference(model, device)
             return _cut(model, device, reference)

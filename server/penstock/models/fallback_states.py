@@ -6,6 +6,7 @@ each is called once for every piece of a sequence, and everything around them on
 that keep their states otherwise are called whole for each piece. Used by `penstock.models.fallback`. Letters as in `decoder`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from penstock.models.step import Step
 # Mixers that compute several tokens at once from any state. Others do so from an empty one alone: after that they get token by token,
 # as in transformers' own generation.
 CONTINUE = frozenset(("Zamba2MambaMixer", "ZayaCCAProjection"))
+# Mixers whose step transformers 5.23 holds at `time_step_min` or above in prompts. That is for the first values of dt_bias in training:
+# Zyphra's own code and vLLM have no limit.
+LIMITED = frozenset(("Zamba2MambaMixer",))
 
 # (layer, kind, number) of a state.
 Name = tuple[int, str, int]
@@ -341,6 +345,13 @@ class OwnStates:
                     array_P[copy] = array_P[place]
             hidden.append(output.last_hidden_state.flatten(0, 1))
         return torch.cat(hidden)
+
+
+def without_limits(model: nn.Module) -> None:
+    """Lets a step of a state space be as small as the model makes it, in prompts as in decodes."""
+    for module in model.modules():
+        if type(module).__name__ in LIMITED:
+            module.time_step_limit = (0.0, math.inf)  # type: ignore[assignment]
 
 
 def own_states(body: Any) -> OwnStates | None:

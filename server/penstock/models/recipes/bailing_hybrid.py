@@ -55,9 +55,11 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         if any(config.get(name) or ()):
             raise UnusableModel(f"config.json: {name} caps experts, which is not supported")
     # The rotary width is qk_rope_head_dim; the share of a head that some files have beside it changes nothing.
-    rope = {**fields.part("rope_parameters").config}
-    rope.pop("partial_rotary_factor", None)
-    whole = {"rope_parameters": rope or None, "partial_rotary_factor": None}
+    whole: dict[str, Any] = {"partial_rotary_factor": None}
+    for name in ("rope_parameters", "rope_scaling"):
+        table = {**fields.part(name).config}
+        table.pop("partial_rotary_factor", None)
+        whole[name] = table or None
     named = {ours: config[theirs] for ours, theirs in kimi_linear.NAMES.items() if theirs in config}
     defaults = {"routed_scaling_factor": 2.5, "rope_theta": 6_000_000.0, "rms_norm_eps": 1e-6}
     ours = {"model_type": "deepseek_v3", "qkv_bias": None, "rope_interleave": True}

@@ -54,7 +54,19 @@ KEYS = replace(
 
 def keys(config: dict[str, Any]) -> CheckpointKeys:
     """The layers that predict several tokens ahead come after the others, and are not used."""
-    return replace(KEYS, ignored=predicting_layers(config))
+    return replace(KEYS, ignored=(*predicting_layers(config), *unused_indexers(config)))
+
+
+def unused_indexers(config: dict[str, Any]) -> tuple[str, ...]:
+    """Patterns of the indexers of layers that attend to what an earlier one chooses: files of GLM-5 and 5.1 have those of every layer,
+    and whoever has layers share a choice there says so in config.json alone.
+    """
+    if config.get("model_type") != "glm_moe_dsa":
+        return ()
+    fields = Fields(config)
+    shared = layers_without_indexer(fields, fields.count("num_hidden_layers"))
+    layers = "|".join(str(at) for at, is_shared in enumerate(shared) if is_shared)
+    return (rf"(?:.*\.)?layers\.(?:{layers})\.self_attn\.indexer\..*",) if layers else ()
 
 
 def predicting_layers(config: dict[str, Any]) -> tuple[str, ...]:
@@ -99,6 +111,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         scale=size**-0.5 * magnitude**2,
         latent=latent,
         qkv_bias=fields.flag("attention_bias"),
+        long_head=kind == "deepseek_v32",  # in DeepSeek's own code
     )
     sparse = fields.sparse_layers(read.num_layers)
     return read.with_layers(

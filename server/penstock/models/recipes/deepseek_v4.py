@@ -137,6 +137,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             mixing_rounds=fields.count("hc_sinkhorn_iters", default=20),
         ),
         tied_head=fields.flag("tie_word_embeddings"),
+        long_head=True,  # in DeepSeek's own code
     )
 
 

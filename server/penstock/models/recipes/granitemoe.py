@@ -42,6 +42,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 class GraniteMoeLoader(StackedExpertsLoader):
     """Reads the shared expert, whose gate and up are one matrix."""
 
+    each = "block_sparse_moe.experts.{}."  # as llm-compressor leaves them
+
     def shared(self, at: str, choice: ExpertsConfig) -> FeedForward:
         """This rank's part."""
         keys = self.keys.experts

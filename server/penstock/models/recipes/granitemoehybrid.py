@@ -8,12 +8,11 @@ from typing import Any
 import penstock_kernels as ops
 from penstock.models.checkpoint_keys import ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig
-from penstock.models.decoder import Experts
 from penstock.models.recipe import DecoderRecipe
-from penstock.models.recipes import granite, llama
+from penstock.models.recipes import granite, granitemoe, llama
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.mamba2_layers import Mamba2Loader, read_mamba2, with_kinds
-from penstock.parallel.group import ranges
+from penstock.models.recipes.stacked_experts import StackedExpertsLoader
 
 KEYS = replace(
     llama.KEYS,
@@ -21,6 +20,8 @@ KEYS = replace(
     down="shared_mlp.output_linear",
     experts=ExpertKeys(
         router="block_sparse_moe.router.layer",
+        up="block_sparse_moe.input_linear.weight",
+        down="block_sparse_moe.output_linear.weight",
         shared_gate_up="shared_mlp.input_linear",
         shared_down="shared_mlp.output_linear",
     ),
@@ -47,19 +48,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     return read
 
 
-class GraniteLoader(Mamba2Loader):
-    """Reads experts that are stacked in two tensors."""
+class GraniteLoader(StackedExpertsLoader, Mamba2Loader):
+    """Reads experts that are stacked in two tensors, or each in its own."""
 
-    def experts(self, at: str, choice: ExpertsConfig) -> Experts:
-        """The experts below `at`."""
-        name, width, mine = f"{at}block_sparse_moe.", self.config.width, self.group.share(choice.count)
-        up_XGE = self.checkpoint.tensor(
-            name + "input_linear.weight", (choice.count, 2 * choice.width, width), ranges([mine])
-        )
-        down_XEF = self.checkpoint.tensor(
-            name + "output_linear.weight", (choice.count, width, choice.width), ranges([mine])
-        )
-        return self.mixture(at, choice, mine.start, up_XGE, None, down_XEF, None)
+    each = granitemoe.GraniteMoeLoader.each
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS, GraniteLoader)

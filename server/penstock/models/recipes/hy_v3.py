@@ -39,7 +39,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     names = {"n_shared_experts": shared, "routed_scaling_factor": scale, "first_k_dense_replace": 1}
     fields = Fields({**names, "max_position_embeddings": 131072, **config})
     experts = deepseek.sigmoid_experts(fields)
-    return replace(read, qk_norm=read.norm).with_layers(
+    return replace(read, qk_norm=read.norm, long_head=fields.flag("enable_lm_head_fp32")).with_layers(
         experts=[experts if here else None for here in fields.sparse_layers(read.num_layers)]
     )
 

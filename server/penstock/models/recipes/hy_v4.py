@@ -74,6 +74,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         latent=replace(read.latent, index=index),
         sinks=True,
         output_gate=OutputGate("sigmoid", per_number=True),
+        long_head=fields.flag("enable_lm_head_fp32", True),
         hyper=hyper,
     ).with_layers(experts=experts)
 

@@ -49,7 +49,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields.refuse("mla_use_nope", True)
     fields.refuse("moe_router_activation_func", "sigmoid")
     v3 = {"model_type": "deepseek_v3", "rope_scaling": None, "rope_parameters": None}
-    read = deepseek.read_config({"routed_scaling_factor": 2.446, **config, **named, **v3})
+    # Of the class, where the file has none.
+    defaults = {"routed_scaling_factor": 2.446, "max_position_embeddings": 1_048_576, "rms_norm_eps": 1e-5}
+    read = deepseek.read_config({**defaults, **config, **named, **v3})
     shape = Fields({**saved(fields, read.num_layers), **fields.part("linear_attn_config").config})
     attends = layers_of(shape, "full_attn_layers", read.num_layers)
     recurrent = layers_of(shape, "kda_layers", read.num_layers)

@@ -47,7 +47,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         )
     recurrent = [kind == "linear_attention" for kind in kinds]
     mixers = [LightningConfig(slopes(read.heads, i, len(kinds)), size, read.activation) for i in layers]
-    read = replace(read, residual_normed=True, residual_factors=factors(fields))
+    # What the head reads is large: MiniMax, "MiniMax-M1", 2025, on precision; and vLLM.
+    read = replace(read, residual_normed=True, residual_factors=factors(fields), long_head=True)
     return read.with_layers(
         attends=[not here for here in recurrent],
         recurrent=[mixer if here else None for here, mixer in zip(recurrent, mixers, strict=True)],

@@ -45,6 +45,7 @@ def hybrid(config: dict[str, Any]) -> DecoderConfig:
         raise UnusableModel(
             f"config.json: layer_types names {unknown!r}; supported: full_attention, linear_attention"
         )
+    fields.refuse("attn_output_gate", True)
     recurrent = [kind == "linear_attention" for kind in kinds]
     mixer = delta_rule(fields, norm)
     read = replace(
@@ -65,6 +66,7 @@ def delta_rule(fields: Fields, norm: NormConfig) -> DeltaConfig:
             f"config.json: linear_num_value_heads {values} is no multiple of linear_num_key_heads {keys}"
         )
     fields.refuse("hidden_act", "silu", "swish")
+    fields.refuse("output_gate_type", "silu", "swish", "sigmoid")
     return DeltaConfig(
         key_heads=keys,
         value_heads=values,
@@ -72,6 +74,7 @@ def delta_rule(fields: Fields, norm: NormConfig) -> DeltaConfig:
         value_dim=fields.count("linear_value_head_dim", default=128),
         kernel=fields.count("linear_conv_kernel_dim", default=4),
         eps=norm.eps,
+        gate="sigmoid" if fields.config.get("output_gate_type") == "sigmoid" else "silu",
     )
 
 

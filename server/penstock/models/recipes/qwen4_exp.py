@@ -25,7 +25,6 @@ from penstock.models.ngram_embeddings import NgramInjection, NgramTable
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import qwen2_moe, qwen3_5, qwen3_5_moe, qwen3_next
 from penstock.models.recipes.fields import MOST, Fields
-from penstock.models.recurrent_config import DeltaConfig
 from penstock_kernels import tensors
 
 # What hashes n-grams is computed from config.json.
@@ -71,15 +70,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         raise UnusableModel(
             f"config.json: hc_count is {streams}, and hyper-connections have 2 streams or more"
         )
-    fields.refuse("output_gate_type", "silu", "sigmoid")
-    mixers = [layer.recurrent for layer in read.layers]
-    if text.get("output_gate_type") == "sigmoid":
-        mixers = [
-            replace(mixer, gate="sigmoid") if isinstance(mixer, DeltaConfig) else None for mixer in mixers
-        ]
     hyper = LowRankHyperConfig(streams, fields.count("hc_lowrank", default=320), norm)
     read = replace(read, pre_norm=False, final_norm=False, index=index(fields, read), hyper=hyper)
-    return read.with_layers(recurrent=mixers, ngrams=ngrams(fields, read, streams))
+    return read.with_layers(ngrams=ngrams(fields, read, streams))
 
 
 def index(fields: Fields, read: DecoderConfig) -> BlockIndexConfig:

@@ -17,11 +17,14 @@ from penstock_kernels.later import Tensor
 class StackedExpertsLoader(Loader):
     """Reads these; the names of `ExpertKeys.up` and `down` are whole."""
 
+    # Below which each expert has its own, with {} for its number, where that is not where the stacks are.
+    each = ""
+
     def experts(self, at: str, choice: ExpertsConfig) -> Experts:
         """This rank's experts."""
         keys, width = self.keys.experts, self.config.width
         assert keys is not None
-        of_each = apart(keys)
+        of_each = apart(keys, self.each)
         if self.checkpoint.has(f"{at}{of_each.down.format(0)}.weight"):
             return self.experts_apart(at, choice, of_each)
         mine = self.group.share(choice.count)
@@ -43,7 +46,7 @@ class TransposedExpertsLoader(StackedExpertsLoader):
         return stored_XIO.transpose(1, 2).contiguous()
 
 
-def apart(keys: ExpertKeys) -> ExpertKeys:
+def apart(keys: ExpertKeys, each: str = "") -> ExpertKeys:
     """What the tensors of each expert are called where those of all have these names."""
-    at = keys.down.removesuffix("down_proj") + "{}."
+    at = each or keys.down.removesuffix("down_proj") + "{}."
     return replace(keys, gate=f"{at}gate_proj", up=f"{at}up_proj", down=f"{at}down_proj")

@@ -21,6 +21,7 @@ from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import llama
 from penstock.models.recipes.fields import Fields
 from penstock.models.recipes.qwen3_5 import text_of
+from penstock.models.recipes.stacked_experts import apart
 from penstock.models.recipes.text_of_vision_models import text_keys
 from penstock.parallel.group import ranges
 from penstock_kernels import tensors
@@ -107,6 +108,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         ("use_moe_router_bias", True),
         ("query_pre_attn_scalar", text["head_dim"]),
         ("use_bidirectional_attention", False),
+        ("sink", False),
+        ("zero_centered", True),
     ):
         fields.refuse(name, served)
     plain = {"rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None, "mlp_bias": False}
@@ -186,6 +189,10 @@ def mixtures(fields: Fields, layers: int) -> list[ExpertsConfig | None]:
     ]
 
 
+# Below which each expert has tensors of its own, as llm-compressor and AMD's Quark leave them.
+APART = ("moe.experts.{}.", "moe.{}.")
+
+
 class Step3p5Loader(Loader):
     """Reads experts whose gates, ups and downs are a tensor each, and caps those of the shared one."""
 
@@ -193,6 +200,9 @@ class Step3p5Loader(Loader):
         """This rank's experts."""
         names, width = self.keys.experts, self.config.width
         assert names is not None
+        for each in APART:
+            if self.checkpoint.has(f"{at}{each.format(0)}down_proj.weight"):
+                return self.experts_apart(at, choice, apart(names, each))
         mine = self.group.share(choice.count)
 
         def taken(name: str, outputs: int, inputs: int) -> Tensor:
