@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.multiprocessing import reductions
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
+Reference: Any = reductions.StorageWeakRef
 
 
-class HeldMemory(TorchDispatchMode):
+class HeldMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, `most` is the most bytes of tensors that were made since and that somebody still had."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
-        self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._given: dict[int, StorageWeakRef] = {}
+        self._sizes: dict[int, tuple[Any, int]] = {}
+        self._given: dict[int, Any] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -34,11 +35,11 @@ class HeldMemory(TorchDispatchMode):
                 del known[key]
         for given in self._storages((args, kwargs)):
             if given._cdata not in self._sizes:
-                self._given[given._cdata] = StorageWeakRef(given)
+                self._given[given._cdata] = Reference(given)
         made = func(*args, **(kwargs or {}))
         for storage in self._storages(made):
             if storage._cdata not in self._given and storage._cdata not in self._sizes:
-                self._sizes[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self._sizes[storage._cdata] = (Reference(storage), storage.nbytes())
         self.most = max(self.most, self.held)
         return made
 
@@ -48,7 +49,7 @@ class HeldMemory(TorchDispatchMode):
         return sum(size for reference, size in self._sizes.values() if not reference.expired())
 
     @staticmethod
-    def _reference(found: Any) -> StorageWeakRef:
+    def _reference(found: Any) -> Any:
         return found[0] if isinstance(found, tuple) else found
 
     @staticmethod
@@ -58,7 +59,8 @@ class HeldMemory(TorchDispatchMode):
 
 def most_held(compute: Callable[..., object], *given: Any) -> int:
     """Of one computation; what it returns counts."""
-    with HeldMemory() as held:
+    held = HeldMemory()
+    with held:
         compute(*given)
     return held.most
 

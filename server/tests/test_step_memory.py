@@ -512,7 +512,8 @@ def test_what_a_gpu_step_holds_is_planned(
     held: dict[str, list[tuple[int, int]]] = {}
 
     def told(compute: Any, device: torch.device, pool: object) -> Any:
-        with HeldMemory() as memory:
+        memory = HeldMemory()
+        with memory:
             results = compute()
         kept = sum(result.nbytes for result in results)
         held.setdefault(compute.func.__name__, []).append((memory.most, kept))
