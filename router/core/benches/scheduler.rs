@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::tenant::Tenant;
 use futures::FutureExt;
 use penstock_core::scheduler::offline::Offline;
 use penstock_core::scheduler::{
     Namespace, Priority, Sampling, SequenceEvent, SequenceEvents, SequenceSpec, Settings,
 };
+use penstock_core::tenant::Tenant;
 use penstock_core::worker::PrepareLimits;
 use penstock_core::worker::mock::{MockConfig, MockModel, Verify};
 use penstock_proto::ids::TokenId;

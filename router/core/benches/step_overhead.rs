@@ -33,7 +33,7 @@ const LIMITS: PrepareLimits = PrepareLimits {
     memory_fraction: 0.9,
     max_step_drafts: 0,
 };
-use crate::tenant::Tenant;
+use penstock_core::tenant::Tenant;
 
 /// One worker process, started by hand.
 struct Process {
