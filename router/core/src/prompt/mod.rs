@@ -411,12 +411,12 @@ mod tests {
         let too_much = |limit| PromptError::TooMuchText { limit, most: TEXT, given: TEXT + 1 };
         for length in [Length::Within(100), Length::Last(100)] {
             let rendered = |bytes| Input::Rendered(text(bytes));
-            assert_eq!(prompt.encode(rendered(TEXT), length).await.map(|tokens| tokens.len()), Ok(1));
-            assert_eq!(prompt.encode(rendered(TEXT + 1), length).await, Err(too_much(100)));
+            assert_eq!(prompt.encode(NOBODY, rendered(TEXT), length).await.map(|tokens| tokens.len()), Ok(1));
+            assert_eq!(prompt.encode(NOBODY, rendered(TEXT + 1), length).await, Err(too_much(100)));
         }
-        assert_eq!(prompt.tokenize(text(TEXT + 1), true, 200).await, Err(too_much(200)));
+        assert_eq!(prompt.tokenize(NOBODY, text(TEXT + 1), true, 200).await, Err(too_much(200)));
         // Where more tokens are allowed, so is more text.
-        let more = prompt.encode(Input::Text(text(TEXT + 1)), Length::Within(TEXT as u32 / 16 + 1));
+        let more = prompt.encode(NOBODY, Input::Text(text(TEXT + 1)), Length::Within(TEXT as u32 / 16 + 1));
         assert!(more.await.is_ok());
     }
 
