@@ -144,7 +144,8 @@ def test_much_that_is_cached_is_told_in_several_events(launch_null: Launch) -> N
         assert wire.post(launched.address, "/v1/completions", body).status == 200
     cached = wire.get(launched.address, "/info").json()["kv_blocks_cached"]
     assert cached > 2 * 128
-    kinds, told = [], set[str]()
+    kinds: list[str] = []
+    told: set[str] = set()
     with wire.Events(launched.address, "/block_events") as stream:
         events = iter(stream)
         while len(told) < cached:

@@ -272,7 +272,7 @@ def test_a_template_that_indents_makes_no_text_that_takes_a_gigabyte(
     Before: it was tokenized whole, with 655 MB at the peak.
     """
     model = random_llama(tmp_path / "model", hidden=64, layers=1)
-    spaces = {"id": 4096, "content": " " * 64, "normalized": False, "special": False}
+    spaces: dict[str, Any] = {"id": 4096, "content": " " * 64, "normalized": False, "special": False}
     spaces |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     added = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
     tokenizer_with(model, added_tokens=[*added, spaces])
