@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from penstock_kernels.later import F, Tensor, torch
@@ -151,8 +152,10 @@ def paged_attention(
             _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], own, taken)
         elif isinstance(group, FewGroup):
             _few(q_THD[here], cache_NJD, group, scale, out_THD[here])
-        else:
+        elif _is_fused(q_THD, cache_NJD, group, scale):
             _chunk(q_THD[here], cache_NJD, group, scale, out_THD[here])
+        else:
+            _with_modifiers(q_THD[here], cache_NJD, group, scale, out_THD[here], PLAIN)
 
 
 def gathered_at_once(device: torch.device) -> int:
@@ -161,19 +164,31 @@ def gathered_at_once(device: torch.device) -> int:
 
 
 def workspace_bytes(
-    device: torch.device, heads: int, kv_heads: int, size: int, longest: int, has_score_modifiers: bool
+    device: torch.device,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    longest: int,
+    has_score_modifiers: bool,
+    most_keys: int | None = None,
+    widest: int = 8,
 ) -> int:
     """The most that `paged_attention` takes beside queries and results, for sequences of up to `longest` keys, roughly
-    and upwards.
+    and upwards. `most_keys`: of all sequences of a group together; None: any number. `widest`: bytes of what scores are computed in.
     """
     keys = longest * 9 // 8 + 32  # rectangles are rounded up
-    gathered = max(gathered_at_once(device), keys * size)
+    gathered = gathered_at_once(device)
+    if most_keys is not None:
+        gathered = min(gathered, (most_keys * 9 // 8 + 32) * kv_heads * size)
+    gathered = max(gathered, keys * size)
     scores = (heads // kv_heads) * max(gathered // size, keys)
-    if has_score_modifiers:
+    # On a CPU torch has a fused kernel for every plain chunk.
+    if has_score_modifiers or device.type != "cpu":
         scores = max(scores, SCORES_AT_ONCE)
     # Rows of the cache; keys and values as they are and converted, to float64 at most; scores in four steps; a mask, from
     # what it is made of to float64.
-    return 4 * 8 * (gathered // size) + 2 * (4 + 8 + 4) * gathered + 4 * 8 * scores + 16 * MASK_AT_ONCE
+    converted = 2 * (4 + widest + 4) * gathered
+    return 4 * 8 * (gathered // size) + converted + 4 * widest * scores + 16 * MASK_AT_ONCE
 
 
 def pieces(heads: int, sequences: int, numbers: int, at_once: int) -> Iterator[tuple[slice, slice]]:
@@ -253,6 +268,30 @@ def _few(q_SHD: Tensor, cache_NJD: Tensor, group: FewGroup, scale: float, out_SH
         q_SHD.view(shape), kv_SJLD[:, :kv_heads], kv_SJLD[:, kv_heads:], mask, scale=scale
     )
     out_SHD.view(shape).copy_(a_SKGD)
+
+
+def _is_fused(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float) -> bool:
+    """Whether torch has a kernel for this chunk that writes no scores to memory, where it would write all of them at once."""
+    if q_THD.device.type == "cpu":
+        return True
+    heads, size = q_THD.shape[1:]
+    return _fuses(q_THD.device, q_THD.dtype, heads, cache_NJD.shape[1] // 2, size, group.causal, scale)
+
+
+@cache
+def _fuses(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, size: int, causal: bool, scale: float
+) -> bool:
+    """As torch chooses: on a GPU no kernel takes fp64, older ones take no bf16, and some no mask where query heads share key heads."""
+    from torch.nn.attention import SDPBackend
+
+    q_1HQD = torch.empty((1, heads, 32, size), dtype=dtype, device=device)
+    k_1KLD = torch.empty((1, kv_heads, 32, size), dtype=dtype, device=device)
+    mask_11QL = None if causal else torch.empty((1, 1, 32, 32), dtype=dtype, device=device)
+    chosen = torch._fused_sdp_choice(
+        q_1HQD, k_1KLD, k_1KLD, mask_11QL, 0.0, causal, scale=scale, enable_gqa=heads != kv_heads
+    )
+    return bool(chosen != SDPBackend.MATH.value)
 
 
 def _chunk(q_THD: Tensor, cache_NJD: Tensor, group: ChunkGroup, scale: float, out_THD: Tensor) -> None:

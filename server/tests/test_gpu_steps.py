@@ -22,7 +22,7 @@ from torch import Tensor
 import checkpoints
 from client import DEVICE, row
 from driver import Driver
-from penstock.engine import decoder_steps, step_graphs
+from penstock.engine import device_pages, step_graphs
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.plan import Plan
 from penstock.engine.state_metadata import make_state_metadata
@@ -54,7 +54,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
 
     def make(folder: Path, capture: Any = None, **options: Any) -> Driver:
         with monkeypatch.context() as patch:
-            patch.setattr(decoder_steps, "has_kernels", lambda device: True)
+            patch.setattr(device_pages, "has_kernels", lambda device: True)
             if capture is not None or DEVICE == "cpu":
                 patch.setattr(step_graphs, "capture", capture or computed_again)
             if DEVICE == "cpu":
@@ -98,7 +98,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]
 def without(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> Driver:
     """A driver whose steps are those of plain torch."""
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_steps, "has_kernels", lambda device: False)
+        patch.setattr(device_pages, "has_kernels", lambda device: False)
         return Driver(folder, **options)
 
 

@@ -13,6 +13,7 @@ import test_recurrent
 from penstock.engine import preparation
 from penstock.engine.cache_size import GIB, SHORTEST_CONTEXT, longest_that_fits, spare
 from penstock.engine.engine import Engine
+from penstock.engine.step_memory import engine_working_bytes
 from penstock.errors import TooLittleMemory
 from penstock.loading.checks import check_folder
 from penstock.loading.memory import Room
@@ -124,7 +125,7 @@ def test_what_the_engine_needs_can_be_told_before_it_has_a_program(
     if engine.native is None:
         pytest.skip("there is no CPU engine here")
     needs = preparation._step_bytes(engine, 128, 2048, longest, 0)
-    told = preparation.engine_working_bytes(engine.model.config, threads, 128, 2048, longest)
+    told = engine_working_bytes(engine.model.config, threads, 128, 2048, longest)
     assert needs <= told <= 3 * needs
 
 

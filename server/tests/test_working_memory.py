@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from penstock.engine.engine import Engine
 from penstock.engine.plan import CONTINUE, SAMPLE, START, Plan, greedy_starts
-from penstock.engine.preparation import working_bytes
 from penstock.engine.slots import Limits
+from penstock.engine.step_memory import working_bytes
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.worker import keep_memory
 

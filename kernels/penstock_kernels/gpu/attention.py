@@ -280,7 +280,7 @@ def attend(
     first = latent or 1 << (size.bit_length() - 1)
     is_long = q_THD.dtype == torch.float32
     block_1, block_2 = _block(first), 0 if size == first else _block(size - first)
-    numbers = max(block_1, _block(values)) * (2 if is_long else 1)
+    numbers = _numbers(size, latent, is_long)
     options = {
         "D": size,
         "DV": values,
@@ -301,7 +301,7 @@ def attend(
     def launch(some: slice, tiles: int, at_once: int, splits: int, tile: dict[str, int]) -> None:
         blocks = -(-shared // at_once)
         parts, sums = out_THD, out_THD  # of what is absent nothing is read or written
-        if splits > 1:
+        if splits > 1:  # see split_bytes
             parts = q_THD.new_empty((tiles, heads, splits, values), dtype=torch.float32)
             sums = q_THD.new_empty((tiles, heads, splits, 2), dtype=torch.float32)
         _attend[tiles, kv_heads * blocks, splits](
@@ -347,7 +347,7 @@ def attend(
     keys = 64 if numbers <= 128 else 32 if numbers <= 256 else 16
     decodes, others = pieces.decodes, pieces.columns_5P.shape[1] - pieces.decodes
     if decodes:
-        at_once = min(shared, 64 if numbers <= 256 else 16)
+        at_once = _heads_at_once(shared, numbers)
         tile = {
             "BLOCK_M": _block(at_once),
             "BLOCK_N": keys,
@@ -367,6 +367,27 @@ def attend(
         }
         tiles = pieces.queries // (rows // at_once) + others
         launch(slice(decodes, decodes + others), tiles, at_once, 1, tile)
+
+
+def split_bytes(decodes: int, heads: int, kv_heads: int, size: int, latent: int, is_long: bool) -> int:
+    """What the parts of decodes take in a layer at most, where a step has up to so many. Few decodes are divided over more programs
+    than many, so that it has a bound.
+    """
+    shared = heads // kv_heads
+    programs = kv_heads * -(-shared // _heads_at_once(shared, _numbers(size, latent, is_long)))
+    splits = ((some, splits_of(some, programs)) for some in range(1, decodes + 1))
+    return max((some * of for some, of in splits if of > 1), default=0) * heads * ((latent or size) + 2) * 4
+
+
+def _numbers(size: int, latent: int, is_long: bool) -> int:
+    """Of a key or a value, as tiles hold them; numbers of 4 bytes count twice."""
+    first = latent or 1 << (size.bit_length() - 1)
+    return max(_block(first), _block(latent or size)) * (2 if is_long else 1)
+
+
+def _heads_at_once(shared: int, numbers: int) -> int:
+    """Of those that share a key head, the heads of a tile of a decode."""
+    return min(shared, 64 if numbers <= 256 else 16)
 
 
 def _block(numbers: int) -> int:

@@ -18,8 +18,8 @@ from penstock.engine.cache_groups import cache_groups
 from penstock.engine.cache_size import SHORTEST_CONTEXT, count_snapshots, longest_that_fits, spare
 from penstock.engine.drafter import FLAG
 from penstock.engine.kv_cache import numbers_of
-from penstock.engine.preparation import engine_working_bytes, working_bytes
 from penstock.engine.state_cache import state_bytes
+from penstock.engine.step_memory import engine_working_bytes, torch_step_bytes, working_bytes
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.errors import TooLittleMemory, UnusableModel
 from penstock.hub.tokenizer import sources_of
@@ -54,6 +54,8 @@ from penstock_kernels.cpu_engine import NoCpuEngine, WrongInstructionSet
 
 # What the server takes at once when its flags do not say otherwise.
 SLOTS, STEP_TOKENS = 128, 2048
+# Drafts of a step on a GPU: what grammars force. Of a model with recurrent layers there are fewer.
+STEP_DRAFTS, STEP_DRAFTS_OF_STATES = 64, 16
 
 
 @dataclass(frozen=True)
@@ -506,10 +508,9 @@ def memory(
 
     def available(context: int) -> int:
         """For caches, where sequences have up to that many tokens."""
-        working = step_bytes(shape, dtype, device, STEP_TOKENS, context, report)
+        working = step_bytes(shape, dtype, device, context, question, report)
         if drafting is not None:
-            tokens = draft_model.fed_at_once(SLOTS, STEP_TOKENS)
-            working += step_bytes(drafting.shape, dtype, device, tokens, context, report)
+            working += draft_step_bytes(drafting.shape, dtype, device, context, report)
         return spare(left, device, question.memory_fraction, held, working)
 
     def sequences(context: int, free: int, longest: int) -> int:
@@ -571,8 +572,22 @@ def asked_length(shape: ModelConfig, question: Question) -> int:
     return longest if shape.positions_go_on else min(longest, shape.max_positions)
 
 
-def step_bytes(shape: ModelConfig, dtype: Any, device: Any, tokens: int, context: int, report: Report) -> int:
+def step_bytes(
+    shape: ModelConfig, dtype: Any, device: Any, context: int, question: Question, report: Report
+) -> int:
     """What the largest step needs, of sequences that have up to `context` tokens."""
+    if report.engine == CPU_ENGINE:
+        return engine_working_bytes(shape, threads_of(0), SLOTS, STEP_TOKENS, context)
+    drafts = 0
+    if device.type == "cuda":
+        drafts = STEP_DRAFTS_OF_STATES if shape.has_state else STEP_DRAFTS
+    exact, ranks = question.deterministic, question.processes
+    return torch_step_bytes(shape, dtype, device, exact, ranks, SLOTS, STEP_TOKENS, context, drafts)
+
+
+def draft_step_bytes(shape: ModelConfig, dtype: Any, device: Any, context: int, report: Report) -> int:
+    """The same of a draft model."""
+    tokens = draft_model.fed_at_once(SLOTS, STEP_TOKENS)
     if report.engine == CPU_ENGINE:
         return engine_working_bytes(shape, threads_of(0), SLOTS, tokens, context)
     return working_bytes(shape, dtype, device, SLOTS, tokens, context)

@@ -11,7 +11,7 @@ from penstock.engine.attention_metadata import (
     make_step_metadata,
 )
 from penstock.engine.device_copies import to_device
-from penstock.engine.device_pages import DevicePages, seen_through
+from penstock.engine.device_pages import DevicePages, reads_pages, seen_through
 from penstock.engine.logits_indices import LogitsIndices
 from penstock.engine.plan import Plan, are_decodes
 from penstock.engine.slots import SlotTable
@@ -19,7 +19,6 @@ from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.layers.rope_table import RopeTable
 from penstock.models.model import Model
 from penstock.models.step import Step
-from penstock_kernels.gpu.choice import has_kernels
 
 
 class DecoderSteps:
@@ -39,8 +38,7 @@ class DecoderSteps:
         self.slots, self.device = slots, device
         limits, config = slots.limits, model.config
         self.pages: DevicePages | None = None
-        in_groups = config.chooses_keys or config.has_distances or config.compressions
-        if has_kernels(device) and not (exact or in_groups or tables):
+        if tables is None and reads_pages(config, device, exact):
             self.pages = DevicePages(slots, zero_row // BLOCK_SIZE + 1, device)
         tables = limits.tables if tables is None else tables
         # A row in flight may run one token past the longest sequence.

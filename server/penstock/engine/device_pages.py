@@ -17,7 +17,17 @@ from penstock.engine.plan import Plan
 from penstock.engine.slots import SlotTable
 from penstock.engine.tables import BLOCK_SIZE
 from penstock.models.config import Window
+from penstock.models.model import ModelConfig
+from penstock_kernels.gpu.choice import has_kernels
 from penstock_kernels.gpu.pieces import Pieces
+
+
+def reads_pages(config: ModelConfig, device: torch.device, exact: bool) -> bool:
+    """Whether a kernel attends to pages in the steps of this model, unless it is a draft model. Otherwise torch gathers keys, and what a
+    step takes is another thing: whoever plans its memory asks this, too.
+    """
+    in_groups = config.chooses_keys or config.has_distances or config.compressions or config.has_encoder
+    return not (exact or in_groups) and has_kernels(device)
 
 
 class DevicePages:

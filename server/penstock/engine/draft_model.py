@@ -24,9 +24,9 @@ from penstock.engine.engine import TILE
 from penstock.engine.kv_cache import KvCache, numbers_of, page_bytes
 from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import CONTINUE, OWN_DRAFTS, SAMPLE, START, Plan
-from penstock.engine.preparation import working_bytes
 from penstock.engine.slot_sampling import SlotSampling
 from penstock.engine.slots import SlotTable
+from penstock.engine.step_memory import working_bytes
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder

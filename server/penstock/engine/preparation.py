@@ -8,11 +8,9 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
-import penstock_kernels as ops
 from penstock.engine.cache_groups import cache_groups
 from penstock.engine.cache_size import (
     SHORTEST_CONTEXT,
@@ -29,13 +27,12 @@ from penstock.engine.kv_cache import numbers_of, page_bytes
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, OWN_DRAFTS, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
-from penstock.engine.tables import BLOCK_SIZE, Tables, divide
+from penstock.engine.step_memory import torch_step_bytes
+from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.engine.warm_up import warm_up
 from penstock.errors import TooLittleMemory
 from penstock.layers.module import packed_matrices
 from penstock.loading.memory import Room, device_room
-from penstock.models.config import DecoderConfig, HeadBlockIndexConfig
-from penstock.models.model import ModelConfig
 from penstock.models.packed_cache import Measured
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -48,8 +45,6 @@ WARM_UP_SECONDS_ON_GPU = 10.0
 LONG_STEP = 2048
 # A step is timed with all threads and with one, in turns, at least twice: up to so many times, as long as they took no more together.
 SHORT_STEP_TURNS, SHORT_STEPS_NS = 8, 12e6
-# Of the CPU engine: keys and queries of a part of attention, and bytes that a thread computes in.
-SPLIT, TILE, SCRATCH = 256, 16, 1 << 20
 # A step that takes less than this share of what an earlier start has measured shows that it was measured beside other work.
 FAR_FASTER = 0.5
 
@@ -361,8 +356,16 @@ def _step_bytes(
 ) -> int:
     config, native = engine.model.config, engine.native
     if native is None:
-        needed = working_bytes(
-            config, engine.dtype, engine.device, max_slots, max_step_tokens, longest, max_step_drafts
+        needed = torch_step_bytes(
+            config,
+            engine.dtype,
+            engine.device,
+            engine.deterministic,
+            engine.group.everyone.size,
+            max_slots,
+            max_step_tokens,
+            longest,
+            max_step_drafts,
         )
         return needed + _written_out_bytes(engine)
     rows = max(max_slots + max_step_drafts, PROMPT_LOGITS_AT_ONCE)
@@ -377,84 +380,6 @@ def _written_out_bytes(engine: Engine) -> int:
     numbers = max((one.outputs * one.inputs for one in packed_matrices(engine.model)), default=0)
     itemsize: int = engine.dtype.itemsize
     return 3 * numbers * itemsize
-
-
-def engine_working_bytes(
-    config: ModelConfig,
-    threads: int,
-    max_slots: int,
-    max_step_tokens: int,
-    longest: int,
-) -> int:
-    """The same of the CPU engine, before there is a program that could be asked (`NativeModel.workspace_bytes`)."""
-    tokens, rows = min(max_step_tokens, max_slots * longest), max(max_slots, PROMPT_LOGITS_AT_ONCE)
-    # Of long sequences every thread has parts, whose results are put together (`Program::part_count`).
-    key_heads = 1 if isinstance(config, DecoderConfig) and config.latents else config.kv_heads
-    divided = threads + 2 * key_heads if threads > 1 and config.heads // key_heads <= TILE else 0
-    parts = divided * (longest // SPLIT + 2) * TILE * (config.head_dim + 2)
-    # And where key heads choose for themselves what they attend to, the scores of two tokens a thread.
-    chooses = isinstance(config, DecoderConfig) and isinstance(config.index, HeadBlockIndexConfig)
-    scores = 2 * threads * key_heads * (longest + SPLIT) if chooses else 0
-    rotary = longest * config.head_dim * max(len(config.windows), 1)
-    logits = 4 * rows * config.vocab_size
-    return 4 * (tokens * _numbers_of_a_token(config) + parts + scores + rotary + logits) + threads * SCRATCH
-
-
-def working_bytes(
-    config: ModelConfig,
-    dtype: Any,
-    device: Any,
-    max_slots: int,
-    max_step_tokens: int,
-    longest: int,
-    max_step_drafts: int = 0,
-) -> int:
-    """What the largest step needs beside weights and cache, roughly and upwards."""
-    tokens = min(max_step_tokens, max_slots * longest)
-    per_token = _numbers_of_a_token(config)
-    # Queries and results of attention as rectangles, in float64 at most.
-    attended = 4 * 8 * config.heads * config.head_dim
-    logits = 4 * 4 * min(max_slots + max_step_drafts, tokens) * config.vocab_size
-    # Of each key of each sequence: its row in the cache and whether it is seen, in every view, of this step and of the
-    # last one; and what these are made of. Sequences may share their keys, but not this.
-    gathered = config.gathered_keys(longest)
-    keys = min(max_slots + max_step_drafts, tokens) * (gathered * 9 // 8 + 32)
-    # Windows and tables through which layers look at the cache; of an encoder-decoder, at either side's keys.
-    views = 2 if config.has_encoder else len(config.windows) * divide(config.layer_windows, longest).count
-    views = max(views, len(config.compressions))
-    numbers = keys * (2 * views * (8 + 4) + 4 * 8)
-    if config.has_encoder:  # biases by distance, for every head
-        numbers += keys * (8 + 8 * config.heads)
-    key_heads, key_size = config.key_shape
-    attention = 0
-    if config.windows:
-        attention = ops.workspace_bytes(
-            device,
-            config.heads,
-            key_heads,
-            key_size,
-            gathered,
-            has_score_modifiers=not config.simple_attention,
-        )
-    # Of pairs of tokens, or of a token's parts in every number of a state: a few hundred tokens at once.
-    pairs = config.mixer_width * 6 * ops.TOKENS_AT_ONCE * 4
-    itemsize: int = dtype.itemsize
-    # As it is in the state, behind one another, and once more where that is copied.
-    past = 3 * min(max_slots, tokens) * config.past_numbers * itemsize
-    return tokens * (per_token * itemsize + attended) + logits + numbers + attention + pairs + past
-
-
-def _numbers_of_a_token(config: ModelConfig) -> int:
-    """What a step keeps of each of its tokens at once, roughly and upwards."""
-    return (
-        3 * config.width
-        # What is made of several residual streams, some of it in fp32.
-        + 12 * (config.residual_width - config.width)
-        + 3 * config.feed_forward
-        + 4 * (config.heads + 2 * config.kv_heads) * config.head_dim
-        # What recurrent layers make, some of it in fp32.
-        + 3 * config.mixer_width
-    )
 
 
 def _free_bytes(engine: Engine) -> int:

@@ -1,7 +1,8 @@
 """Chooses the tokens of a step with torch, for all rows at once, and tells their log probabilities.
 
 Called by the engine with the logits of the rows that sample, of models that the CPU engine does not run, for which `native_sampling` is.
-Holds for slots with penalties the counts of their tokens, on the device. The order is that of Hugging
+Holds for slots with penalties the counts of their tokens, on the device. What is made of logits on the way to a token is made of so many
+rows at a time that its memory has a bound (`step_memory`). The order is that of Hugging
 Face transformers (`GenerationMixin._get_logits_processor`): bias, penalties, tokens that would end it too soon, the
 grammar's mask, temperature, top-k, top-p, min-p, typical-p, watermark, choice. TGI applies the watermark first.
 """
@@ -14,6 +15,7 @@ import penstock_kernels as ops
 from penstock.engine.columns import F32, I32, I64, Column
 from penstock.engine.device_copies import to_device
 from penstock.engine.slot_sampling import Drafts, Masks, Sampled, SlotSampling, Verified, upwards
+from penstock.engine.step_memory import rows_at_once
 from penstock_kernels.program import Array
 
 
@@ -25,6 +27,7 @@ class Sampler(SlotSampling):
         self.device = device
         most = max_slots + max_drafts
         self._logprobs_SV = torch.empty((most, vocab_size), dtype=torch.float32, device=device)
+        self._rows_at_once = rows_at_once(device, vocab_size)
         self._prompt_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self._output_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
 
@@ -61,8 +64,11 @@ class Sampler(SlotSampling):
         most = int(top_counts.max(initial=0))
         if most:
             wanting = self._on_device(np.flatnonzero(top_counts))
-            sampled.top_tokens_SN = most_likely(logits_SV.index_select(0, wanting), most)
-            sampled.top_logprobs_SN = logprobs_SV.index_select(0, wanting).gather(1, sampled.top_tokens_SN)
+            tokens, logprobs = [], []
+            for some in wanting.split(self._rows_at_once):
+                tokens.append(most_likely(logits_SV.index_select(0, some), most))
+                logprobs.append(logprobs_SV.index_select(0, some).gather(1, tokens[-1]))
+            sampled.top_tokens_SN, sampled.top_logprobs_SN = torch.cat(tokens), torch.cat(logprobs)
         return sampled
 
     def process(
@@ -89,7 +95,7 @@ class Sampler(SlotSampling):
         logprobs_T = (chosen_T1 - total_T1).squeeze(1)
         if not most:
             return logprobs_T, None, None
-        tokens_TN = most_likely(logits_TV, most)
+        tokens_TN = torch.cat([most_likely(some_TV, most) for some_TV in logits_TV.split(self._rows_at_once)])
         return logprobs_T, tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1
 
     def guess(self, logits_SV: Array, slots: I64, positions: I64, previous_S: Array) -> Tensor:
@@ -115,8 +121,41 @@ class Sampler(SlotSampling):
         masks: Masks | None,
         drafts: Drafts | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """A token for each row of logits, and which rows have a token left."""
-        changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts)
+        """A token for each row of logits, and which rows have a token left; None: all."""
+        if masks is None and self.are_plain[slots].all():
+            return ops.argmax(logits_SV), None
+        parts = []
+        for begin in range(0, len(slots), self._rows_at_once):
+            some = slice(begin, min(begin + self._rows_at_once, len(slots)))
+            own = None if masks is None else masks.within(some)
+            parts.append(
+                self._draw_some(
+                    logits_SV[some], slots[some], positions[some], previous_S[some], own, drafts, begin
+                )
+            )
+        if len(parts) == 1:
+            return parts[0]
+        tokens_S = torch.cat([tokens for tokens, _ in parts])
+        if all(possible is None for _, possible in parts):
+            return tokens_S, None
+        every = [
+            torch.ones_like(tokens, dtype=torch.bool) if possible is None else possible
+            for tokens, possible in parts
+        ]
+        return tokens_S, torch.cat(every)
+
+    def _draw_some(
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        previous_S: Tensor,
+        masks: Masks | None,
+        drafts: Drafts | None,
+        begin: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the samples from `begin` on; `drafts` are of all."""
+        changed_SV, possible_S = self._change(logits_SV, slots, positions, masks, drafts, begin)
         scores_SV = self._narrow(changed_SV, slots, previous_S)
         drawn = np.flatnonzero(self.temperatures[slots] > 0)
         if len(drawn) == len(slots):
@@ -150,9 +189,17 @@ class Sampler(SlotSampling):
         return scores_SV
 
     def _change(
-        self, logits_SV: Tensor, slots: I64, positions: I64, masks: Masks | None, drafts: Drafts | None
+        self,
+        logits_SV: Tensor,
+        slots: I64,
+        positions: I64,
+        masks: Masks | None,
+        drafts: Drafts | None,
+        begin: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits after bias, penalties, what may not end yet and masks, and which rows have a token left."""
+        """Logits after bias, penalties, what may not end yet and masks, and which rows have a token left. `begin`: among the samples that
+        `drafts` is of.
+        """
         penalized = np.flatnonzero(self.count_rows[slots] >= 0)
         biased = (
             [row for row, slot in enumerate(slots.tolist()) if slot in self.biases] if self.biases else []
@@ -177,7 +224,7 @@ class Sampler(SlotSampling):
             rows, counts = self._on_device(penalized), self._on_device(self.count_rows[chosen])
             output_SV = self._output_RV.index_select(0, counts)
             if drafts is not None:
-                places, before = drafts.before(penalized)
+                places, before = drafts.before(begin + penalized)
                 tokens = drafts.drafts_S.index_select(0, self._on_device(before))
                 ops.count_tokens(output_SV, self._on_device(places), tokens)
             penalized_SV = ops.penalize(

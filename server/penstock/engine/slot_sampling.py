@@ -151,6 +151,11 @@ class Masks:
             masks = masks.with_only_in_words(np.append(rows_S[1:] != rows_S[:-1], True))
         return masks
 
+    def within(self, some: slice) -> "Masks":
+        """Of these samples alone, what words forbid."""
+        begin, end = np.searchsorted(self.rows, (some.start, some.stop))
+        return Masks(self.rows[begin:end] - some.start, self.words_MW[begin:end])
+
     def with_only_in_words(self, some: Bools) -> "Masks":
         """The same, where what may be one token has a mask of one bit. `some` (S,): of these samples."""
         samples, tokens = self.only
@@ -311,7 +316,7 @@ class SlotSampling(ABC):
 
     def _take_counts(self, slot: int, history: I64, outputs: int) -> None:
         if self.free_count[0] == 0:
-            more = max(self._rows, 4)
+            more = min(max(self._rows, 4), len(self.count_rows) - self._rows)
             self._add_rows(more)
             self.free_rows = np.arange(self._rows + more)
             self.free_rows[:more] += self._rows
