@@ -10,10 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import checkpoints
+import penstock_kernels as ops
 from client import DEVICE, Worker, row
 from driver import Driver
 from penstock.doctor.examination import Question, examine
-from penstock.engine import self_check
+from penstock.engine import device_pages, self_check
+from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.engine import Engine
 from penstock.errors import UnusableModel
 from penstock.models import fallback, fallback_states, own_attention
@@ -442,6 +444,69 @@ def test_layers_of_different_sizes_share_one_shape_of_cache(tmp_path: Path) -> N
     for (_, q, k, v, softcap, sinks), got in zip((*layers, layers[0]), found, strict=True):
         wanted = plain(q[0], k[0], v[0], softcap, sinks).transpose(0, 1)
         torch.testing.assert_close(got[0], wanted)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="its caches are on the CPU")
+def test_a_kernel_attends_for_layers_of_different_sizes_as_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token behind a thousand others, whose keys several programs share: what the self-check compares are prompts."""
+    from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
+
+    from penstock_kernels.gpu import attention as kernel
+
+    monkeypatch.setattr(kernel, "PROGRAMS", 32)  # they run one after another here
+    monkeypatch.setattr(interpreter_builder, "options", InterpreterOptions(sanitize_overflow=False))
+    monkeypatch.setattr(device_pages, "has_kernels", lambda device: True)
+    generator = torch.Generator().manual_seed(2)
+    cached, blocks = 1030, list(range(65))
+    shapes = [(8, 4, 16, 16, None, False), (6, 2, 8, 12, 2.0, False), (4, 1, 24, 16, None, True)]
+    layers = []
+    for heads, kv_heads, key, value, softcap, has_sinks in shapes:
+        q, k = (torch.randn(1, n, cached + 1, key, generator=generator) for n in (heads, kv_heads))
+        v = torch.randn(1, kv_heads, cached + 1, value, generator=generator)
+        sinks = torch.randn(heads, generator=generator) if has_sinks else None
+        layers.append((nn.Identity(), q, k, v, softcap, sinks))
+
+    def forward(bridge: Bridge, tokens: slice) -> list[Tensor]:
+        found = []
+        for module, q, k, v, softcap, sinks in layers:
+            setattr(module, BRIDGE, bridge)
+            some = [x[:, :, tokens] for x in (q, k, v)]
+            seen = mask(1, some[0].shape[2], some[0].shape[2], lambda b, h, query, key: key <= query)
+            found.append(attention(module, *some, seen, 0.3, softcap=softcap, s_aux=sinks)[0])
+        return found
+
+    bridge = Bridge()
+    with bridge.tracing():
+        forward(bridge, slice(0, 3))
+    config = checkpoints.config(
+        num_attention_heads=8, num_key_value_heads=4, head_dim=24, max_position_embeddings=2048
+    )
+    driver = Driver(
+        checkpoints.write(tmp_path, config), blocks=70, max_sequence_tokens=1040, max_step_tokens=1040
+    )
+    engine = driver.engine
+    assert isinstance(engine.step_maker, DecoderSteps) and engine.step_maker.pages is not None
+    steps: list[Step] = []
+
+    def keep(step: Any, caches: list[LayerCache], given_TE: Tensor | None = None) -> Tensor:
+        steps.append(step)
+        return torch.zeros(len(step.ids_T), config["hidden_size"])
+
+    engine.model.forward = keep  # type: ignore[method-assign]
+    caches = [LayerCache(torch.zeros(72 * 16, 8, 24), 0) for _ in range(3)]
+    driver.step([row(0, [1] * cached, 0, blocks, start={})])
+    with monkeypatch.context() as patch, bridge.serving(steps[-1], caches):
+        # What the prompt attends to nobody asks for.
+        patch.setattr(ops, "paged_attention", lambda *_: None)
+        forward(bridge, slice(0, cached))
+    driver.step([row(0, None, cached)])
+    with bridge.serving(steps[-1], caches):
+        found = forward(bridge, slice(cached, cached + 1))
+    for (_, q, k, v, softcap, sinks), got in zip(layers, found, strict=True):
+        wanted = plain(q[0], k[0], v[0], softcap, sinks)[:, -1]
+        torch.testing.assert_close(got[0, 0], wanted)
 
 
 def test_masks_are_understood_by_what_they_do() -> None:
