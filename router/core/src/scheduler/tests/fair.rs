@@ -396,11 +396,11 @@ fn a_prompt_whose_log_probabilities_are_told_holds_nobody_up_longer_than_a_plain
             assert_eq!(harness.client(stream).tokens.len(), before + 1);
             // At first it is not known how long they take.
             let computed = harness.client(told).spec.prompt.len() as u64 - harness.core.prompt_left(told);
-            let pause = &mut longest[usize::from(computed > 1000)];
+            let pause = &mut longest[usize::from(computed > 2000)];
             *pause = (*pause).max(harness.now - began);
         }
         let [learning, learned] = longest;
-        assert!(learning < full * 6 && learned < full * 5 / 4, "{learning:?}, then {learned:?}");
+        assert!(learning < full * 9 && learned < full * 5 / 4, "{learning:?}, then {learned:?}");
         let expects = harness.core.cost.expect(prompt_step());
         assert_eq!(expects, expected, "plain prompts are as fast as they were");
         harness.run_to_end();
