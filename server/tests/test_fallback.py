@@ -512,9 +512,11 @@ def test_a_kernel_attends_for_layers_of_different_sizes_as_on_a_gpu(
         found = []
         for module, q, k, v, softcap, sinks in layers:
             setattr(module, BRIDGE, bridge)
-            some = [x[:, :, tokens] for x in (q, k, v)]
+            some = tuple(x[:, :, tokens] for x in (q, k, v))
             seen = mask(1, some[0].shape[2], some[0].shape[2], lambda b, h, query, key: key <= query)
-            found.append(attention(module, *some, seen, 0.3, softcap=softcap, s_aux=sinks)[0])
+            found.append(
+                attention(module, some[0], some[1], some[2], seen, 0.3, softcap=softcap, s_aux=sinks)[0]
+            )
         return found
 
     bridge = Bridge()

@@ -381,7 +381,8 @@ class FakeCuda:
     """In place of torch's streams and captures, of which one fails at its end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_at: str, recovers: bool) -> None:
-        self.stream, self.ended, self.fails_at, self.recovers = "own", [], fails_at, recovers
+        self.stream, self.fails_at, self.recovers = "own", fails_at, recovers
+        self.ended: list[tuple[Any, ...]] = []
         aside = SimpleNamespace(wait_stream=lambda stream: None)
         monkeypatch.setattr(step_graphs, "_aside", lambda device: aside)
         for name, fake in {

@@ -191,7 +191,7 @@ def test_the_doctor_plans_what_the_worker_plans(name: str, exact: bool, as_with_
         group=ALONE,
     )
     for longest in (4096, 32768):
-        told = examination.step_bytes(shape, BF16, CUDA, longest, question, Report("", 1, 1))
+        told = examination.step_bytes(shape, BF16, CUDA, longest, question, Report("", "", None))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(preparation, "packed_matrices", lambda model: [])
             assert preparation._step_bytes(engine, SLOTS, TOKENS, longest, DRAFTS) == told
@@ -296,8 +296,9 @@ def test_rows_that_are_chosen_apart_get_what_they_get_together(monkeypatch: pyte
             Drafts(counts_R, drafts_S),
         )
         assert sampled.top_tokens_SN is not None and sampled.verified is not None
-        found.append((sampled.tokens_S, sampled.logprobs_S, sampled.top_tokens_SN, sampled.top_logprobs_SN))
-        found[-1] += (sampled.verified.accepted_R, sampler._output_RV)
+        tops = (sampled.top_tokens_SN, sampled.top_logprobs_SN)
+        of_drafts = (sampled.verified.accepted_R, sampler._output_RV)
+        found.append((sampled.tokens_S, sampled.logprobs_S, *tops, *of_drafts))
     for whole, apart in zip(*found, strict=True):
         assert torch.equal(whole, apart)
 
@@ -409,7 +410,9 @@ def test_long_prompts_beside_the_kernel_are_planned(
 ) -> None:
     """Where torch has a fused kernel, of which nothing is known here but its results, and where it has none: behind windows."""
     monkeypatch.setattr(attention, "_fuses", lambda *_: fuses)
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q))
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q)
+    )
     shape = shape_of(name)
     for tokens in (TOKENS, 3072):
         planned = terms_of(name, tokens=tokens)
