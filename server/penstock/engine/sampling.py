@@ -65,7 +65,7 @@ class Sampler(SlotSampling):
         if most:
             wanting = self._on_device(np.flatnonzero(top_counts))
             tokens, logprobs = [], []
-            for some in wanting.split(self._rows_at_once):
+            for some in torch.split(wanting, self._rows_at_once):
                 tokens.append(most_likely(logits_SV.index_select(0, some), most))
                 logprobs.append(logprobs_SV.index_select(0, some).gather(1, tokens[-1]))
             sampled.top_tokens_SN, sampled.top_logprobs_SN = torch.cat(tokens), torch.cat(logprobs)
@@ -95,7 +95,9 @@ class Sampler(SlotSampling):
         logprobs_T = (chosen_T1 - total_T1).squeeze(1)
         if not most:
             return logprobs_T, None, None
-        tokens_TN = torch.cat([most_likely(some_TV, most) for some_TV in logits_TV.split(self._rows_at_once)])
+        tokens_TN = torch.cat(
+            [most_likely(some_TV, most) for some_TV in torch.split(logits_TV, self._rows_at_once)]
+        )
         return logprobs_T, tokens_TN, logits_TV.gather(1, tokens_TN) - total_T1
 
     def guess(self, logits_SV: Array, slots: I64, positions: I64, previous_S: Array) -> Tensor:
