@@ -216,8 +216,8 @@ def test_greedy_text_is_that_of_generate(served: Served) -> None:
             assert [token["id"] for token in details["prefill"]] == served.tokenizer(text).input_ids
             assert all(token["logprob"] is None for token in details["prefill"])
         # Its output does not continue the input, which is not put before it unasked.
-        parameters = {"max_new_tokens": TOKENS, "repetition_penalty": PENALTY}
-        reply = wire.post(served.address, "/", {"inputs": text, "parameters": parameters})
+        alone = {"max_new_tokens": TOKENS, "repetition_penalty": PENALTY}
+        reply = wire.post(served.address, "/", {"inputs": text, "parameters": alone})
         assert reply.json() == [{"generated_text": said}]
         stream = ask(served.address, generate(text, TOKENS, repetition_penalty=PENALTY))
         assert (stream.pieces, stream.text) == (ids, said)

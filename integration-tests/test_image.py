@@ -50,6 +50,6 @@ def test_weights_are_downloaded_by_tgis_command(tmp_path: Path, given: str, pass
 
 def test_other_commands_of_tgis_are_refused_with_what_serves() -> None:
     for words in ([], ["serve", "owner/name"]):
-        command = [ROOT / "deploy" / "text-generation-server", *words]
+        command = [str(ROOT / "deploy" / "text-generation-server"), *words]
         ended = subprocess.run(command, capture_output=True, text=True)
         assert ended.returncode == 2 and "penstock" in ended.stderr and not ended.stdout

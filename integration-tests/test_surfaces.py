@@ -251,6 +251,9 @@ TOLD = "[The tool returned an image here, which cannot be shown to you: you read
 def returned(path: str, text: str) -> dict[str, Any]:
     """A conversation that ends with a picture and a text, which a tool has returned."""
     name, arguments = WEATHER_CALLED
+    parts: list[dict[str, Any]]
+    result: dict[str, Any]
+    said: list[dict[str, Any]]
     if path == RESPONSES:
         called = {"type": "function_call", "call_id": "1", "name": name, "arguments": json.dumps(arguments)}
         parts = [
@@ -270,8 +273,8 @@ def returned(path: str, text: str) -> dict[str, Any]:
             {"role": "tool", "tool_call_id": "1", "content": parts},
         ]
     else:
-        used = {"type": "tool_use", "id": "1", "name": name, "input": arguments}
-        blocks = [
+        used: dict[str, Any] = {"type": "tool_use", "id": "1", "name": name, "input": arguments}
+        blocks: list[dict[str, Any]] = [
             {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
             {"type": "text", "text": text},
         ]
