@@ -167,7 +167,7 @@ def test_a_key_whose_long_chats_are_read_delays_another_by_one_of_them(launch: L
             connection.close()
     assert all(status.startswith(b"HTTP/1.1 4") for status in answered)
     print(f"alone {usual:.2f} s, beside the flood {took:.2f} s, which took {whole:.2f} s")
-    assert took < whole / 4 + usual, (usual, took, whole)
+    assert took < whole / 2 + usual, (usual, took, whole)
 
 
 def test_without_keys_the_queue_is_fair_between_users(launch_null: Launch) -> None:
