@@ -37,7 +37,7 @@ impl Auth {
 pub fn readable_by_others(args: &RouterArgs) -> Vec<(&'static str, &Path)> {
     let files = [("--api-key-file", &args.api_key_file), ("--tls-key", &args.tls_key)];
     let named = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
-    let is_open = |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.mode() & 0o044 != 0);
+    let is_open = |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.mode() & 0o004 != 0);
     named.filter(|(_, path)| is_open(path)).collect()
 }
 
@@ -292,7 +292,7 @@ mod tests {
         let command = RouterArgs::augment_args(clap::Command::new("penstock"));
         let line = ["penstock", "--api-key-file", path.to_str().expect("UTF-8")];
         let args = RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags");
-        for (mode, is_open) in [(0o600, false), (0o700, false), (0o640, true), (0o604, true), (0o644, true)] {
+        for (mode, is_open) in [(0o600, false), (0o700, false), (0o640, false), (0o604, true), (0o644, true)] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("its owner's");
             let expected = if is_open { vec![("--api-key-file", &*path)] } else { Vec::new() };
             assert_eq!(readable_by_others(&args), expected, "{mode:o}");

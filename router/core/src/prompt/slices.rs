@@ -8,9 +8,10 @@ use tokenizers::{Result, Tokenizer};
 /// A text of two slices or less is tokenized as it is.
 const SLICE: usize = 32 << 10;
 
-/// So many more tokens a text may have for being cut in two. Byte-pair merges, a word's longest pieces and the space that
-/// SentencePiece puts before a text change a few.
-const JOIN: usize = 64;
+/// So many more tokens a slice may have for being cut out. Byte-pair merges, a word's longest pieces and the space that
+/// SentencePiece puts before a text change a few; and a word of more than 100 characters is one token of WordPiece's, of which each
+/// end of the slice may have 100 that are one each.
+const JOIN: usize = 256;
 
 /// How far before its end a slice may be cut to be cut between words.
 const WORD: usize = 1 << 10;
