@@ -292,7 +292,8 @@ mod tests {
         let command = RouterArgs::augment_args(clap::Command::new("penstock"));
         let line = ["penstock", "--api-key-file", path.to_str().expect("UTF-8")];
         let args = RouterArgs::from_arg_matches(&command.get_matches_from(line)).expect("flags");
-        for (mode, is_open) in [(0o600, false), (0o700, false), (0o640, false), (0o604, true), (0o644, true)] {
+        for (mode, is_open) in [(0o600, false), (0o700, false), (0o640, false), (0o604, true), (0o644, true)]
+        {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("its owner's");
             let expected = if is_open { vec![("--api-key-file", &*path)] } else { Vec::new() };
             assert_eq!(readable_by_others(&args), expected, "{mode:o}");
