@@ -39,6 +39,7 @@ from penstock_kernels import sampling as sampling_operations
 from penstock_kernels.gpu import attention as gpu_attention
 from penstock_kernels.gpu import experts as gpu_experts
 from penstock_kernels.gpu import sampling as gpu_sampling
+from penstock_kernels.later import F
 from test_gpu_steps import as_on_gpu
 
 __all__ = ["as_on_gpu"]
@@ -410,9 +411,7 @@ def test_long_prompts_beside_the_kernel_are_planned(
 ) -> None:
     """Where torch has a fused kernel, of which nothing is known here but its results, and where it has none: behind windows."""
     monkeypatch.setattr(attention, "_fuses", lambda *_: fuses)
-    monkeypatch.setattr(
-        torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q)
-    )
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q))
     shape = shape_of(name)
     for tokens in (TOKENS, 3072):
         planned = terms_of(name, tokens=tokens)
