@@ -135,7 +135,7 @@ def test_a_layer_keeps_what_its_convolution_read_and_the_last_ids() -> None:
         ({"indexer_budget": 30}, "indexer_budget 30 is no multiple of indexer_compress_ratio 4"),
         ({"indexer_head_dim": 8}, "indexer_head_dim 8 is less than the 16 numbers of a head"),
         ({"hc_count": 1}, "hc_count is 1, and hyper-connections have 2 streams or more"),
-        ({"output_gate_type": "gelu"}, "output_gate_type is 'gelu', and only 'silu' or 'sigmoid'"),
+        ({"output_gate_type": "gelu"}, "output_gate_type is 'gelu', and only 'silu' or 'swish' or 'sigmoid'"),
         ({"layer_types": ["full_attention", "x"] * 2}, "layer_types names 'x'"),
         ({"ple_layer_ids": [0]}, "ple_layer_ids is not a list of layers from 1 to 4"),
         ({"ple_layer_ids": [4]}, "ple_layer_ids has layer 4, which is no linear_attention"),
