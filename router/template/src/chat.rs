@@ -483,7 +483,8 @@ mod tests {
             "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
             json!([]),
         );
-        assert!(text.contains("too many steps"), "{text}");
+        // On a busy machine the clock may be first.
+        assert!(["too many steps", "takes too long"].iter().any(|why| text.contains(why)), "{text}");
         let text = error("{% for a in range(100) %}{{ 'x' * 1000000 }}{% endfor %}", json!([]));
         assert!(text.contains("too long"), "{text}");
     }
