@@ -133,8 +133,14 @@ def _without_torch(
         told = f"this machine has a GPU's driver, and torch is not installed, which GPUs need: {INSTALL_TORCH}; the CPU serves"
         log("WARN", told)
     quantize, head, trusted = arguments.quantize or "", arguments.quantize_head, arguments.trust_remote_code
-    threads, found = threads_of(arguments.threads), None
+    threads, found, device = threads_of(arguments.threads), None, Processor()
     group = TensorGroup(arguments.rank, arguments.world_size)  # as it will be
+    if arguments.draft_model_dir is not None:  # first: what is found below is mapped, and counted as mapped
+        from penstock.models import native_choice
+
+        why = native_choice.needs_torch(check_folder(arguments.draft_model_dir, trusted), named, "penstock")
+        if why is not None:
+            return f"draft {why}"
     if packed_cache is not None and group.size == 1:
         how = (trusted, arguments.model_impl, quantize, head, packed_cache, threads)
         found = choice.find(config, arguments.model_dir, *how)
@@ -144,13 +150,10 @@ def _without_torch(
         why = native_choice.needs_torch(config, named, arguments.model_impl, group)
         if why is not None:
             return why
-    if arguments.draft_model_dir is not None:
+    elif arguments.kv_cache_dtype != "auto":  # as where a model is loaded from its checkpoint
         from penstock.models import native_choice
 
-        why = native_choice.needs_torch(check_folder(arguments.draft_model_dir, trusted), named, "penstock")
-        if why is not None:
-            return f"draft {why}"
-    device = Processor()
+        native_choice.refuse_cache(arguments.kv_cache_dtype, found[1].config, named, device, group)
     engine = Engine(
         config,
         arguments.model_dir,

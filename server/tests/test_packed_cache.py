@@ -2,6 +2,7 @@
 is one line and a model that is packed anew.
 """
 
+import argparse
 import errno
 import fcntl
 import gc
@@ -13,6 +14,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +24,13 @@ from torch import Tensor
 import checkpoints
 from client import DEVICE, row
 from driver import Driver
-from penstock import quantization
+from penstock import quantization, startup
 from penstock.engine import preparation
 from penstock.errors import UnusableModel
 from penstock.loading import packed_file
 from penstock.loading.checks import check_folder
 from penstock.loading.memory import Room
-from penstock.models import packed_cache, recipes
+from penstock.models import choice, packed_cache, recipes
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
@@ -484,6 +486,57 @@ def test_mapped_weights_are_no_free_memory(
     monkeypatch.setattr(packed_cache, "cpu_room", lambda: Room(1 << 40, 1000))
     with pytest.raises(UnusableModel, match=r"its packed weights take .* of memory, and 0.0 MB are free"):
         start(model, folder)
+
+
+def arguments(model: Path, **given: Any) -> argparse.Namespace:
+    """Of a worker that serves on a CPU, and of nothing that is written to disk."""
+    flags: dict[str, Any] = {
+        "device": "cpu",
+        "stages": 1,
+        "rank": 0,
+        "world_size": 1,
+        "threads": 1,
+        "kv_cache_dtype": "auto",
+    }
+    flags |= {"quantize": None, "quantize_head": False, "trust_remote_code": False, "deterministic": False}
+    flags |= {"model_dir": model, "draft_model_dir": None, "model_impl": "auto"}
+    return argparse.Namespace(**flags | given)
+
+
+def test_a_start_from_packed_weights_refuses_what_one_from_the_checkpoint_does(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose entries stand for several tokens, in no other type than its own."""
+    kept(start(model, folder))
+    found = choice.find
+
+    def compressed(*how: Any) -> Any:
+        name, served = found(*how) or pytest.fail("nothing is kept")
+        shape = {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4"}
+        return name, SimpleNamespace(config=recipes.read_config(shape), served=served)
+
+    monkeypatch.setattr(choice, "find", compressed)
+    with pytest.raises(UnusableModel, match="--kv-cache-dtype int8: entries that stand for several tokens"):
+        startup._without_torch(
+            arguments(model, kv_cache_dtype="int8"),
+            check_folder(model, False),
+            "bfloat16",
+            PackedCache(folder, True),
+        )
+
+
+def test_packed_weights_are_not_mapped_where_the_draft_model_needs_torch(
+    model: Path, folder: Path, tmp_path: Path
+) -> None:
+    """They are found once more with torch, and would count twice."""
+    kept(start(model, folder))
+    cache = PackedCache(folder, True)
+    draft = checkpoints.write(tmp_path / "draft", checkpoints.config(num_hidden_layers=1, head_dim=1024))
+    needs = startup._without_torch(
+        arguments(model, draft_model_dir=draft), check_folder(model, False), "bfloat16", cache
+    )
+    assert isinstance(needs, str) and needs.startswith("draft models"), needs
+    assert cache.mapped_bytes == 0
 
 
 def test_packed_weights_of_all_ranks_on_a_machine_have_to_fit(
