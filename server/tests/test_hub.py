@@ -8,14 +8,16 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import WeakFileLock
 
 from hub_server import Fault, Hub, Repo
 from penstock.hub import client
@@ -337,10 +339,7 @@ def test_a_file_too_large_for_plain_http_is_said_in_a_line(
 ) -> None:
     """`huggingface_hub` raises a ValueError of one above 50 GB, which a mirror does not keep in chunks."""
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(WEIGHTS) - 1)
-    monkeypatch.setattr(constants, "ENDPOINT", machine.hub.url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", machine.hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
+    use_in_process(machine.hub, monkeypatch)
     request = client.Request("owner/model", None, tmp_path)
 
     def bring(request: client.Request) -> Path:
@@ -476,6 +475,69 @@ def test_too_little_room_is_said_before_the_download(machine: Machine) -> None:
     failure = machine.run("owner/model").failure
     assert "disk" in failure and "1000000.0 GB" in failure
     assert "model.safetensors" not in machine.hub.bodies()
+
+
+def use_in_process(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT and an empty home do for a process that starts."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@pytest.mark.parametrize(
+    ("major", "age", "held", "stays"),
+    [
+        (8, 0, False, False),
+        (8, 7200, True, True),
+        (0, 0, False, True),
+        (0, 7200, False, False),
+        (0, 7200, True, True),
+    ],
+)
+def test_what_the_library_left_is_removed_where_nobody_can_be_writing_to_it(
+    major: int, age: int, held: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "major", lambda _: major)
+    request = client.Request("owner/model", None, tmp_path)
+    blobs, locks = request.storage / "blobs", tmp_path / ".locks" / "models--owner--model"
+    blobs.mkdir(parents=True)
+    locks.mkdir(parents=True)
+    content = "0" * 64
+    left = blobs / f"{content}.0a1b2c3d.incomplete"
+    kept = [blobs / content, blobs / f"{content}.penstock.incomplete", blobs / f"{content}.incomplete"]
+    for file in (left, *kept):
+        file.write_bytes(b"part")
+        os.utime(file, (time.time() - age,) * 2)
+    with WeakFileLock(locks / f"{content if held else '1' * 64}.lock"):
+        client.remove_abandoned(request)
+    assert left.exists() == stays
+    assert all(file.exists() for file in kept)
+
+
+def test_what_the_library_writes_to_has_the_name_and_the_lock_that_are_looked_for(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the version that is installed."""
+    use_in_process(machine.hub, monkeypatch)
+    monkeypatch.setattr(os, "major", lambda _: 8)
+    request = client.Request("owner/model", None, tmp_path / "hub")
+    written: list[Path] = []
+    fetch = file_download.http_get
+
+    def looked_at(url: str, temp_file: Any, **rest: Any) -> None:
+        written.append(Path(temp_file.name))
+        client.remove_abandoned(request)
+        assert written[-1].exists()
+        fetch(url, temp_file, **rest)
+
+    monkeypatch.setattr(file_download, "http_get", looked_at)
+    client.snapshot(request, "a" * 40, ["config.json"])
+    (left,) = written
+    assert not left.exists()
+    left.write_bytes(bytes(200_000))
+    client.begin(request)
+    assert not left.exists()
+    assert "had left: 0.2 MB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

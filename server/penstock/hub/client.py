@@ -84,6 +84,11 @@ OPTIONAL = (
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+# What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
+UNFINISHED_BY_LIBRARY = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
+# Locks on a network's file system may bind one machine only. What nobody has written to for so long is nobody's there.
+ABANDONED_SECONDS = 3600.0
+
 PARALLEL_FILES = 8
 # Downloads of this many bytes or more are examined by the doctor first, which takes some seconds.
 LARGE = 256 << 20
@@ -279,6 +284,7 @@ def begin(request: Request) -> Begun:
         names.append(leads)
     if TOKENIZER not in listing.sizes:
         names += older_tokenizer(listing.sizes)
+    remove_abandoned(request)
     check_room(request, listing, names)
     folder = snapshot(request, listing.commit, names)
     quantization.refuse(read_config(folder), folder)
@@ -535,6 +541,28 @@ def cached_instead(request: Request, failure: Unavailable) -> Path:
         return cached(request, str(failure))
     except Unavailable:
         raise failure from failure.__context__
+
+
+def remove_abandoned(request: Request) -> None:
+    """Removes what downloads of `huggingface_hub` left when their process was killed. Who writes to a file holds the lock of its content."""
+    removed = 0
+    for file in request.storage.glob("blobs/*.incomplete"):
+        named = UNFINISHED_BY_LIBRARY.fullmatch(file.name)
+        if named is None:
+            continue
+        lock = request.cache / ".locks" / request.storage.name / f"{named[1]}.lock"
+        with suppress(OSError, NotImplementedError):  # it is held, there are no locks, or this user may not
+            known = file.stat()
+            # No disk of this machine has major number 0; network file systems have it, and some others.
+            if os.major(known.st_dev) == 0 and time.time() - known.st_mtime < ABANDONED_SECONDS:
+                continue
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock, timeout=0, mode=0o664):  # the mode that the library gives it
+                file.unlink()
+            removed += known.st_size
+    if removed:
+        message = f"removed what interrupted downloads of {request.repo} had left: {gigabytes(removed)}"
+        write(level="INFO", message=message)
 
 
 def check_room(request: Request, listing: Listing, names: list[str]) -> None:
