@@ -26,6 +26,8 @@ class Repo:
     sizes: dict[str, int] = field(default_factory=dict)
     """What the listing says of a file's size, where that is not the truth."""
     pipeline_tag: str | None = None
+    names_content: bool = True
+    """Whether the listing says what the cache calls a file's content. Not everybody who speaks the protocol does."""
     before: Repo | None = None
     """An earlier commit, which is to be had by its name."""
 
@@ -160,7 +162,14 @@ class Hub:
                 for file, size in sizes.items()
             ]
             return self._send(request, 200, json.dumps(entries).encode())
-        siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
+        siblings: list[dict[str, Any]] = [{"rfilename": file, "size": size} for file, size in sizes.items()]
+        for sibling in siblings if repo.names_content else []:
+            sibling["blobId"] = named = etag(repo.files[sibling["rfilename"]])
+            if sibling["rfilename"].endswith(".safetensors"):
+                sibling |= {
+                    "blobId": "0" * 40,
+                    "lfs": {"sha256": named, "size": sibling["size"], "pointerSize": 1},
+                }
         info = {"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings, "tags": []}
         if repo.pipeline_tag is not None:
             info["pipeline_tag"] = repo.pipeline_tag

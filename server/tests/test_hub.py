@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -475,6 +477,53 @@ def test_too_little_room_is_said_before_the_download(machine: Machine) -> None:
     failure = machine.run("owner/model").failure
     assert "disk" in failure and "1000000.0 GB" in failure
     assert "model.safetensors" not in machine.hub.bodies()
+
+
+def test_what_is_no_part_of_a_download_makes_no_room_for_it(machine: Machine) -> None:
+    """Neither what the library left of an earlier one, which it starts again, nor what there is of another commit's weights."""
+    blobs = machine.run("owner/model").folder.parents[1] / "blobs"
+    others = [blobs / f"{'0' * 64}.0a1b2c3d.incomplete", blobs / f"{'1' * 64}.penstock.incomplete"]
+    for other in others:
+        other.touch()
+        os.truncate(other, 10**12)
+    new = Repo({**FILES, "model.safetensors": b"new"}, "b" * 40, sizes={"model.safetensors": 10**15})
+    machine.hub.repos["owner/model"] = new
+    ended = machine.run("owner/model", "--revision", "b" * 40)
+    assert "needs 1000000.0 GB more" in ended.failure
+    new.sizes.clear()
+    ended = machine.run("owner/model")
+    assert (ended.folder / "model.safetensors").read_bytes() == b"new"
+    assert any("downloading owner/model: 0.0 MB" in line.get("message", "") for line in ended.lines)
+
+
+@pytest.mark.parametrize("names_content", [True, False])
+def test_files_that_an_interrupted_download_finished_need_no_room(
+    names_content: bool,
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They have no links yet: those are made when all are there."""
+    shards = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": bytes(200_000)}
+    index = {"weight_map": dict(zip("ab", shards, strict=True))}
+    files = {
+        "config.json": CONFIG,
+        "tokenizer.json": b"{}",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    machine.hub.repos["owner/sharded"] = Repo({**files, **shards}, names_content=names_content)
+    machine.hub.faults = [Fault("GET", "/content/owner/sharded/model-00002", 403)]
+    assert "403" in machine.run("owner/sharded", "--cache-dir", str(tmp_path / "hub")).failure
+    machine.hub.seen.clear()
+
+    use_in_process(machine.hub, monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000))
+    request = client.Request("owner/sharded", None, tmp_path / "hub")
+    folder = client.complete(request, client.begin(request), lambda _: [])
+    assert all((folder / name).read_bytes() == content for name, content in shards.items())
+    assert machine.hub.bodies() == ["model-00002-of-00002.safetensors"]
+    assert "downloading owner/sharded: 0.2 MB" in capsys.readouterr().out
 
 
 def use_in_process(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ OPTIONAL = (
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+# What is there of a file that Penstock fetches, and a later process goes on with.
+UNFINISHED = ".penstock.incomplete"
 # What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
 UNFINISHED_BY_LIBRARY = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
 # Locks on a network's file system may bind one machine only. What nobody has written to for so long is nobody's there.
@@ -132,10 +134,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the hub has: a commit, its files with their sizes in bytes, and the task that it names for the model, if it does."""
+    """What the hub has: a commit, its files with their sizes in bytes and what the cache calls their content, where the hub says
+    that, and the task that it names for the model, if it does.
+    """
 
     commit: str
     sizes: dict[str, int]
+    blobs: dict[str, str]
     pipeline_tag: str | None = None
 
 
@@ -264,7 +269,7 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
         total = sum(begun.listing.sizes[name] for name in left)
         if total >= LARGE and not begun.pickled:
             check_outline(request, begun, examine)
-        with progress(request, total):
+        with progress(request, begun.listing, left):
             with ThreadPoolExecutor(PARALLEL_FILES) as pool:
                 list(
                     pool.map(lambda name: persistently(lambda: fetch_resumable(request, commit, name)), left)
@@ -367,8 +372,11 @@ def look_up(request: Request) -> Listing:
         info = persistently(ask, 1 if is_cached else 2)
     if info.sha is None:
         raise Unavailable(f"the hub names no commit of {request.repo}")
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    return Listing(info.sha, sizes, info.pipeline_tag)
+    files = info.siblings or []
+    sizes = {file.rfilename: file.size or 0 for file in files}
+    named = {file.rfilename: file.blob_id if file.lfs is None else file.lfs.sha256 for file in files}
+    blobs = {name: blob for name, blob in named.items() if blob is not None}
+    return Listing(info.sha, sizes, blobs, info.pipeline_tag)
 
 
 def check_small(names: Collection[str], request: Request) -> None:
@@ -470,7 +478,7 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
     if metadata.etag is None or metadata.size is None or metadata.xet_file_data is not None:
         return
     blob = request.storage / "blobs" / metadata.etag
-    partial = blob.with_name(f"{metadata.etag}.penstock.incomplete")
+    partial = unfinished(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(partial.with_suffix(".lock")):
         if blob.exists():
@@ -569,7 +577,7 @@ def check_room(request: Request, listing: Listing, names: list[str]) -> None:
     """Raises NoRoom where the disk has no room for those of the files that the snapshot lacks."""
     folder = request.storage / "snapshots" / listing.commit
     lacking = [name for name in names if not (folder / name).exists()]
-    needed = sum(listing.sizes[name] for name in lacking) - bytes_in(request.storage, partial=True)
+    needed = sum(listing.sizes[name] for name in lacking) - bytes_there(request, listing, lacking)
     place = next(folder for folder in (request.cache, *request.cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -579,38 +587,63 @@ def check_room(request: Request, listing: Listing, names: list[str]) -> None:
         )
 
 
-def bytes_in(storage: Path, *, partial: bool) -> int:
-    """Bytes of the repository's content on this disk; of unfinished files only, or of all."""
+def bytes_there(request: Request, listing: Listing, names: list[str]) -> int:
+    """Bytes of these files that an interrupted download has left: of finished ones, which get their links when all are, and of unfinished ones."""
+    blobs = request.storage / "blobs"
     total = 0
-    for file in storage.glob("blobs/*.incomplete" if partial else "blobs/*"):
-        try:
-            total += file.stat().st_size
-        except OSError:  # renamed meanwhile
-            continue
+    for name in names:
+        if name in listing.blobs:
+            blob = blobs / listing.blobs[name]
+            there = size_of(blob) or size_of(unfinished(blob))
+            total += min(there, listing.sizes[name])
+    unnamed = sum(listing.sizes[name] for name in names if name not in listing.blobs)
+    if unnamed:  # what no snapshot has a link to may be theirs
+        linked = {link.resolve() for link in request.storage.glob("snapshots/*/**/*")}
+        loose = [blob for blob in blobs.glob("*") if blob.resolve() not in linked]
+        ours = [blob for blob in loose if blob.name.endswith(UNFINISHED) or blob.suffix != ".incomplete"]
+        total += min(sum(map(size_of, ours)), unnamed)
     return total
 
 
+def unfinished(blob: Path) -> Path:
+    """Where `fetch_resumable` keeps what it has of this content."""
+    return blob.with_name(blob.name + UNFINISHED)
+
+
+def size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # not there, or renamed meanwhile
+        return 0
+
+
+def bytes_in(storage: Path) -> int:
+    """Bytes of the repository's content on this disk, finished or not."""
+    return sum(size_of(file) for file in storage.glob("blobs/*"))
+
+
 @contextmanager
-def progress(request: Request, total: int) -> Iterator[None]:
-    """Shows how a download of `total` bytes goes: a bar, or a line now and then.
+def progress(request: Request, listing: Listing, names: list[str]) -> Iterator[None]:
+    """Shows how a download of these files goes: a bar, or a line now and then.
 
     Read off the disk, since the library's own counters differ with the way it takes.
     """
-    start = bytes_in(request.storage, partial=False)
+    total = sum(listing.sizes[name] for name in names)
+    start = bytes_in(request.storage)
     began = time.monotonic()
     ended = threading.Event()
-    before = bytes_in(request.storage, partial=True)
+    before = bytes_there(request, listing, names)
     write(level="INFO", message=f"downloading {request.repo}: {gigabytes(total - before)}")
 
     def show_bar() -> None:
         with tqdm(total=total, initial=before, unit="B", unit_scale=True, desc=request.repo) as bar:
             while not ended.wait(0.25):
-                bar.update(min(total, bytes_in(request.storage, partial=False) - start + before) - bar.n)
+                bar.update(min(total, bytes_in(request.storage) - start + before) - bar.n)
             bar.update(total - bar.n)
 
     def log_now_and_then() -> None:
         while not ended.wait(PROGRESS_SECONDS):
-            done = bytes_in(request.storage, partial=False) - start
+            done = bytes_in(request.storage) - start
             rate = done / (time.monotonic() - began) / 1e6
             part = min(1.0, (before + done) / max(total, 1))
             message = f"downloading {request.repo}: {part:.0%} of {gigabytes(total)}, {rate:.0f} MB/s"
