@@ -39,13 +39,15 @@ class Repo:
 
 @dataclass
 class Fault:
-    """The next requests of this method with this part in their path are answered with a status."""
+    """The next requests of this method with this part in their path, once some have passed, are answered with a status."""
 
     method: str
     part: str
     status: int
     times: int = 1
     headers: dict[str, str] = field(default_factory=dict)
+    passed: int = 0
+    """How many are answered as usual first."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,9 @@ class Hub:
         with self._fault:
             for fault in self.faults:
                 if fault.times and fault.method == method and fault.part in path:
+                    if fault.passed:
+                        fault.passed -= 1
+                        continue
                     fault.times -= 1
                     return fault
         return None

@@ -148,6 +148,30 @@ def test_a_broken_connection_is_resumed_where_it_broke(machine: Machine) -> None
     assert ranges == [None, f"bytes={PIECE}-"]
 
 
+@pytest.mark.parametrize("status", [400, 403, 410])
+def test_a_link_that_has_expired_is_asked_for_again(machine: Machine, status: int) -> None:
+    """Where the connection to the store breaks an hour into the download of a file."""
+    machine.hub.cut_after, machine.hub.cuts = PIECE + 1000, 1
+    machine.hub.faults = [Fault("GET", "/content/", status, passed=1)]
+    folder = machine.run("owner/model").folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    asked = [seen for seen in machine.hub.seen if seen.path.endswith("/model.safetensors")]
+    transfers = [seen.range for seen in asked if seen.method == "GET" and "/content/" in seen.path]
+    assert transfers == [None, f"bytes={PIECE}-", f"bytes={PIECE}-"]
+
+
+def test_a_store_that_refuses_every_link_is_named_and_not_the_token(machine: Machine) -> None:
+    machine.hub.cut_after, machine.hub.cuts = PIECE + 1000, 1
+    machine.hub.faults = [Fault("GET", "/content/", 403, passed=1, times=1000)]
+    failure = machine.run("owner/model", HF_TOKEN="hf_sesame").failure
+    store = machine.hub.content_url.removeprefix("http://")
+    assert f"{store}, which stores model.safetensors, answers with status 403" in failure
+    assert "token" not in failure and "the hub answers" not in failure
+    transfers = [seen for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert len(transfers) == 3, "a second link brought nothing"
+    assert all(seen.authorization is None for seen in transfers)
+
+
 def test_a_killed_download_goes_on_where_it_was(machine: Machine) -> None:
     machine.hub.cut_after, machine.hub.cuts, machine.hub.hold = PIECE + 1000, 1, threading.Event()
     process = machine.start("owner/model")

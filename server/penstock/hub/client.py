@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 from huggingface_hub import (
     HfApi,
+    HfFileMetadata,
     ModelInfo,
     constants,
     get_hf_file_metadata,
@@ -483,9 +485,6 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
     with FileLock(partial.with_suffix(".lock")):
         if blob.exists():
             return
-        headers = build_hf_headers()
-        if urlsplit(metadata.location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # the token is for the hub, not for who stores its files
         partial.touch()
         done = min(partial.stat().st_size, metadata.size)
         if done:
@@ -493,20 +492,44 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
         with partial.open("r+b") as sink:
             sink.truncate(done)
             sink.seek(done)
-            try:
-                http_get(
-                    metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size
-                )
-            except (
-                ValueError
-            ) as error:  # too large a file for the library, where the hub does not keep it in chunks
-                raise TransferFailed(f"{name}: {one_line(error)}") from error
-        # The content of a large file is named by its SHA-256. Pieces of two runs are worth a look.
-        if done and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
+            links = fetch_rest(name, url, metadata, sink)
+        # The content of a large file is named by its SHA-256. Pieces of two answers are worth a look.
+        in_pieces = done or links > 1
+        if in_pieces and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
             partial.unlink()
             raise Unavailable(f"the download of {name} went wrong: start again")
         partial.replace(blob)
     partial.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def fetch_rest(name: str, url: str, metadata: HfFileMetadata, sink: BufferedRandom) -> int:
+    """Fetches what `sink` lacks behind its position, and says how many links that took.
+
+    A link to where the hub stores a file expires, often after an hour, and `http_get` keeps to the one that it was given. As long as each
+    brings something, a link that is refused is answered by asking the hub for another.
+    """
+    links = 1
+    while True:
+        store = urlsplit(metadata.location).netloc
+        is_the_hubs = store == urlsplit(url).netloc
+        headers = build_hf_headers()
+        if not is_the_hubs:
+            headers.pop("authorization", None)  # the token is for the hub, not for who stores its files
+        done = sink.tell()
+        try:
+            http_get(metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size)
+            return links
+        except HfHubHTTPError as error:
+            if is_the_hubs or is_passing(error):
+                raise
+            if sink.tell() <= done:
+                host, status = store.rpartition("@")[2], error.response.status_code
+                raise TransferFailed(f"{host}, which stores {name}, answers with status {status}") from error
+        except ValueError as error:
+            # Too large a file for the library, where the hub does not keep it in chunks.
+            raise TransferFailed(f"{name}: {one_line(error)}") from error
+        metadata = get_hf_file_metadata(url)
+        links += 1
 
 
 def sha256(path: Path) -> str:
