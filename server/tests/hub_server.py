@@ -28,6 +28,8 @@ class Repo:
     pipeline_tag: str | None = None
     names_content: bool = True
     """Whether the listing says what the cache calls a file's content. Not everybody who speaks the protocol does."""
+    xet: bool = False
+    """Whether large files are said to be kept in chunks. Nobody gives them here."""
     before: Repo | None = None
     """An earlier commit, which is to be had by its name."""
 
@@ -199,6 +201,8 @@ class Hub:
                 "X-Linked-Size": str(len(content)),
                 "Location": f"{self.content_url}/content/{name}/{file}",
             }
+            if repo.xet:
+                known |= {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": f"{self.url}/refresh"}
             return self._send(request, 302, b"", known)
         return self._send(request, 200, content, known)
 

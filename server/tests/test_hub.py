@@ -187,6 +187,21 @@ def test_a_killed_download_goes_on_where_it_was(machine: Machine) -> None:
     assert not list(folder.parent.parent.glob("blobs/*.incomplete"))
 
 
+def test_content_in_chunks_that_the_library_may_not_fetch_goes_on_where_it_was(machine: Machine) -> None:
+    machine.hub.repos["owner/model"].xet = True
+    machine.hub.cut_after, machine.hub.cuts, machine.hub.hold = PIECE + 1000, 1, threading.Event()
+    process = machine.start("owner/model", HF_HUB_DISABLE_XET="1")
+    assert machine.hub.holding.wait(60)
+    partial = wait_for_partial(machine.home, PIECE - (1 << 20))
+    process.kill()
+    process.communicate()
+    kept = partial.stat().st_size
+    folder = machine.run("owner/model", HF_HUB_DISABLE_XET="1").folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    last = [seen for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path][-1]
+    assert last.range == f"bytes={kept}-"
+
+
 def wait_for_partial(home: Path, size: int) -> Path:
     """The unfinished file, once this much of it is on the disk (the writer buffers the rest)."""
     deadline = threading.Event()

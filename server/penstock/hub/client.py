@@ -50,6 +50,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils._runtime import is_xet_available
 from tqdm import tqdm
 
 from penstock import quantization
@@ -473,11 +474,13 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
     """Puts one file's content into the cache, going on where an earlier process was interrupted.
 
     `huggingface_hub` resumes within one process only: a killed download starts its file again. Content that
-    the hub keeps in chunks (xet) is left to the library, which is faster at it.
+    the hub keeps in chunks (xet) is left to the library, which is faster at it, unless it may not fetch chunks.
     """
     url = hf_hub_url(request.repo, name, revision=commit)
     metadata = get_hf_file_metadata(url)
-    if metadata.etag is None or metadata.size is None or metadata.xet_file_data is not None:
+    if metadata.etag is None or metadata.size is None:
+        return
+    if metadata.xet_file_data is not None and is_xet_available():  # as the library asks
         return
     blob = request.storage / "blobs" / metadata.etag
     partial = unfinished(blob)
