@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import WeakFileLock
 
 from hub_server import Fault, Hub, Repo
 from penstock.hub import client
@@ -144,6 +148,30 @@ def test_a_broken_connection_is_resumed_where_it_broke(machine: Machine) -> None
     assert ranges == [None, f"bytes={PIECE}-"]
 
 
+@pytest.mark.parametrize("status", [400, 403, 410])
+def test_a_link_that_has_expired_is_asked_for_again(machine: Machine, status: int) -> None:
+    """Where the connection to the store breaks an hour into the download of a file."""
+    machine.hub.cut_after, machine.hub.cuts = PIECE + 1000, 1
+    machine.hub.faults = [Fault("GET", "/content/", status, passed=1)]
+    folder = machine.run("owner/model").folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    asked = [seen for seen in machine.hub.seen if seen.path.endswith("/model.safetensors")]
+    transfers = [seen.range for seen in asked if seen.method == "GET" and "/content/" in seen.path]
+    assert transfers == [None, f"bytes={PIECE}-", f"bytes={PIECE}-"]
+
+
+def test_a_store_that_refuses_every_link_is_named_and_not_the_token(machine: Machine) -> None:
+    machine.hub.cut_after, machine.hub.cuts = PIECE + 1000, 1
+    machine.hub.faults = [Fault("GET", "/content/", 403, passed=1, times=1000)]
+    failure = machine.run("owner/model", HF_TOKEN="hf_sesame").failure
+    store = machine.hub.content_url.removeprefix("http://")
+    assert f"{store}, which stores model.safetensors, answers with status 403" in failure
+    assert "token" not in failure and "the hub answers" not in failure
+    transfers = [seen for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert len(transfers) == 3, "a second link brought nothing"
+    assert all(seen.authorization is None for seen in transfers)
+
+
 def test_a_killed_download_goes_on_where_it_was(machine: Machine) -> None:
     machine.hub.cut_after, machine.hub.cuts, machine.hub.hold = PIECE + 1000, 1, threading.Event()
     process = machine.start("owner/model")
@@ -157,6 +185,21 @@ def test_a_killed_download_goes_on_where_it_was(machine: Machine) -> None:
     last = [seen for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path][-1]
     assert last.range == f"bytes={kept}-"
     assert not list(folder.parent.parent.glob("blobs/*.incomplete"))
+
+
+def test_content_in_chunks_that_the_library_may_not_fetch_goes_on_where_it_was(machine: Machine) -> None:
+    machine.hub.repos["owner/model"].xet = True
+    machine.hub.cut_after, machine.hub.cuts, machine.hub.hold = PIECE + 1000, 1, threading.Event()
+    process = machine.start("owner/model", HF_HUB_DISABLE_XET="1")
+    assert machine.hub.holding.wait(60)
+    partial = wait_for_partial(machine.home, PIECE - (1 << 20))
+    process.kill()
+    process.communicate()
+    kept = partial.stat().st_size
+    folder = machine.run("owner/model", HF_HUB_DISABLE_XET="1").folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    last = [seen for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path][-1]
+    assert last.range == f"bytes={kept}-"
 
 
 def wait_for_partial(home: Path, size: int) -> Path:
@@ -337,10 +380,7 @@ def test_a_file_too_large_for_plain_http_is_said_in_a_line(
 ) -> None:
     """`huggingface_hub` raises a ValueError of one above 50 GB, which a mirror does not keep in chunks."""
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(WEIGHTS) - 1)
-    monkeypatch.setattr(constants, "ENDPOINT", machine.hub.url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", machine.hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
+    use_in_process(machine.hub, monkeypatch)
     request = client.Request("owner/model", None, tmp_path)
 
     def bring(request: client.Request) -> Path:
@@ -476,6 +516,116 @@ def test_too_little_room_is_said_before_the_download(machine: Machine) -> None:
     failure = machine.run("owner/model").failure
     assert "disk" in failure and "1000000.0 GB" in failure
     assert "model.safetensors" not in machine.hub.bodies()
+
+
+def test_what_is_no_part_of_a_download_makes_no_room_for_it(machine: Machine) -> None:
+    """Neither what the library left of an earlier one, which it starts again, nor what there is of another commit's weights."""
+    blobs = machine.run("owner/model").folder.parents[1] / "blobs"
+    others = [blobs / f"{'0' * 64}.0a1b2c3d.incomplete", blobs / f"{'1' * 64}.penstock.incomplete"]
+    for other in others:
+        other.touch()
+        os.truncate(other, 10**12)
+    new = Repo({**FILES, "model.safetensors": b"new"}, "b" * 40, sizes={"model.safetensors": 10**15})
+    machine.hub.repos["owner/model"] = new
+    ended = machine.run("owner/model", "--revision", "b" * 40)
+    assert "needs 1000000.0 GB more" in ended.failure
+    new.sizes.clear()
+    ended = machine.run("owner/model")
+    assert (ended.folder / "model.safetensors").read_bytes() == b"new"
+    assert any("downloading owner/model: 0.0 MB" in line.get("message", "") for line in ended.lines)
+
+
+@pytest.mark.parametrize("names_content", [True, False])
+def test_files_that_an_interrupted_download_finished_need_no_room(
+    names_content: bool,
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They have no links yet: those are made when all are there."""
+    shards = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": bytes(200_000)}
+    index = {"weight_map": dict(zip("ab", shards, strict=True))}
+    files = {
+        "config.json": CONFIG,
+        "tokenizer.json": b"{}",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    machine.hub.repos["owner/sharded"] = Repo({**files, **shards}, names_content=names_content)
+    machine.hub.faults = [Fault("GET", "/content/owner/sharded/model-00002", 403)]
+    assert "403" in machine.run("owner/sharded", "--cache-dir", str(tmp_path / "hub")).failure
+    machine.hub.seen.clear()
+
+    use_in_process(machine.hub, monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000))
+    request = client.Request("owner/sharded", None, tmp_path / "hub")
+    folder = client.complete(request, client.begin(request), lambda _: [])
+    assert all((folder / name).read_bytes() == content for name, content in shards.items())
+    assert machine.hub.bodies() == ["model-00002-of-00002.safetensors"]
+    assert "downloading owner/sharded: 0.2 MB" in capsys.readouterr().out
+
+
+def use_in_process(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT and an empty home do for a process that starts."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@pytest.mark.parametrize(
+    ("major", "age", "held", "stays"),
+    [
+        (8, 0, False, False),
+        (8, 7200, True, True),
+        (0, 0, False, True),
+        (0, 7200, False, False),
+        (0, 7200, True, True),
+    ],
+)
+def test_what_the_library_left_is_removed_where_nobody_can_be_writing_to_it(
+    major: int, age: int, held: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "major", lambda _: major)
+    request = client.Request("owner/model", None, tmp_path)
+    blobs, locks = request.storage / "blobs", tmp_path / ".locks" / "models--owner--model"
+    blobs.mkdir(parents=True)
+    locks.mkdir(parents=True)
+    content = "0" * 64
+    left = blobs / f"{content}.0a1b2c3d.incomplete"
+    kept = [blobs / content, blobs / f"{content}.penstock.incomplete", blobs / f"{content}.incomplete"]
+    for file in (left, *kept):
+        file.write_bytes(b"part")
+        os.utime(file, (time.time() - age,) * 2)
+    with WeakFileLock(locks / f"{content if held else '1' * 64}.lock"):
+        client.remove_abandoned(request)
+    assert left.exists() == stays
+    assert all(file.exists() for file in kept)
+
+
+def test_what_the_library_writes_to_has_the_name_and_the_lock_that_are_looked_for(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the version that is installed."""
+    use_in_process(machine.hub, monkeypatch)
+    monkeypatch.setattr(os, "major", lambda _: 8)
+    request = client.Request("owner/model", None, tmp_path / "hub")
+    written: list[Path] = []
+    fetch = file_download.http_get
+
+    def looked_at(url: str, temp_file: Any, **rest: Any) -> None:
+        written.append(Path(temp_file.name))
+        client.remove_abandoned(request)
+        assert written[-1].exists()
+        fetch(url, temp_file, **rest)
+
+    monkeypatch.setattr(file_download, "http_get", looked_at)
+    client.snapshot(request, "a" * 40, ["config.json"])
+    (left,) = written
+    assert not left.exists()
+    left.write_bytes(bytes(200_000))
+    client.begin(request)
+    assert not left.exists()
+    assert "had left: 0.2 MB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

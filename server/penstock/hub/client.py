@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 from huggingface_hub import (
     HfApi,
+    HfFileMetadata,
     ModelInfo,
     constants,
     get_hf_file_metadata,
@@ -48,6 +50,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils._runtime import is_xet_available
 from tqdm import tqdm
 
 from penstock import quantization
@@ -83,6 +86,13 @@ OPTIONAL = (
 # What the system says of a disk without room, and of one that is not to be written.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# What is there of a file that Penstock fetches, and a later process goes on with.
+UNFINISHED = ".penstock.incomplete"
+# What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
+UNFINISHED_BY_LIBRARY = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
+# Locks on a network's file system may bind one machine only. What nobody has written to for so long is nobody's there.
+ABANDONED_SECONDS = 3600.0
 
 PARALLEL_FILES = 8
 # Downloads of this many bytes or more are examined by the doctor first, which takes some seconds.
@@ -127,10 +137,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the hub has: a commit, its files with their sizes in bytes, and the task that it names for the model, if it does."""
+    """What the hub has: a commit, its files with their sizes in bytes and what the cache calls their content, where the hub says
+    that, and the task that it names for the model, if it does.
+    """
 
     commit: str
     sizes: dict[str, int]
+    blobs: dict[str, str]
     pipeline_tag: str | None = None
 
 
@@ -259,7 +272,7 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
         total = sum(begun.listing.sizes[name] for name in left)
         if total >= LARGE and not begun.pickled:
             check_outline(request, begun, examine)
-        with progress(request, total):
+        with progress(request, begun.listing, left):
             with ThreadPoolExecutor(PARALLEL_FILES) as pool:
                 list(
                     pool.map(lambda name: persistently(lambda: fetch_resumable(request, commit, name)), left)
@@ -279,6 +292,7 @@ def begin(request: Request) -> Begun:
         names.append(leads)
     if TOKENIZER not in listing.sizes:
         names += older_tokenizer(listing.sizes)
+    remove_abandoned(request)
     check_room(request, listing, names)
     folder = snapshot(request, listing.commit, names)
     quantization.refuse(read_config(folder), folder)
@@ -361,8 +375,11 @@ def look_up(request: Request) -> Listing:
         info = persistently(ask, 1 if is_cached else 2)
     if info.sha is None:
         raise Unavailable(f"the hub names no commit of {request.repo}")
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    return Listing(info.sha, sizes, info.pipeline_tag)
+    files = info.siblings or []
+    sizes = {file.rfilename: file.size or 0 for file in files}
+    named = {file.rfilename: file.blob_id if file.lfs is None else file.lfs.sha256 for file in files}
+    blobs = {name: blob for name, blob in named.items() if blob is not None}
+    return Listing(info.sha, sizes, blobs, info.pipeline_tag)
 
 
 def check_small(names: Collection[str], request: Request) -> None:
@@ -457,21 +474,20 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
     """Puts one file's content into the cache, going on where an earlier process was interrupted.
 
     `huggingface_hub` resumes within one process only: a killed download starts its file again. Content that
-    the hub keeps in chunks (xet) is left to the library, which is faster at it.
+    the hub keeps in chunks (xet) is left to the library, which is faster at it, unless it may not fetch chunks.
     """
     url = hf_hub_url(request.repo, name, revision=commit)
     metadata = get_hf_file_metadata(url)
-    if metadata.etag is None or metadata.size is None or metadata.xet_file_data is not None:
+    if metadata.etag is None or metadata.size is None:
+        return
+    if metadata.xet_file_data is not None and is_xet_available():  # as the library asks
         return
     blob = request.storage / "blobs" / metadata.etag
-    partial = blob.with_name(f"{metadata.etag}.penstock.incomplete")
+    partial = unfinished(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(partial.with_suffix(".lock")):
         if blob.exists():
             return
-        headers = build_hf_headers()
-        if urlsplit(metadata.location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # the token is for the hub, not for who stores its files
         partial.touch()
         done = min(partial.stat().st_size, metadata.size)
         if done:
@@ -479,20 +495,44 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
         with partial.open("r+b") as sink:
             sink.truncate(done)
             sink.seek(done)
-            try:
-                http_get(
-                    metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size
-                )
-            except (
-                ValueError
-            ) as error:  # too large a file for the library, where the hub does not keep it in chunks
-                raise TransferFailed(f"{name}: {one_line(error)}") from error
-        # The content of a large file is named by its SHA-256. Pieces of two runs are worth a look.
-        if done and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
+            links = fetch_rest(name, url, metadata, sink)
+        # The content of a large file is named by its SHA-256. Pieces of two answers are worth a look.
+        in_pieces = done or links > 1
+        if in_pieces and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
             partial.unlink()
             raise Unavailable(f"the download of {name} went wrong: start again")
         partial.replace(blob)
     partial.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def fetch_rest(name: str, url: str, metadata: HfFileMetadata, sink: BufferedRandom) -> int:
+    """Fetches what `sink` lacks behind its position, and says how many links that took.
+
+    A link to where the hub stores a file expires, often after an hour, and `http_get` keeps to the one that it was given. As long as each
+    brings something, a link that is refused is answered by asking the hub for another.
+    """
+    links = 1
+    while True:
+        store = urlsplit(metadata.location).netloc
+        is_the_hubs = store == urlsplit(url).netloc
+        headers = build_hf_headers()
+        if not is_the_hubs:
+            headers.pop("authorization", None)  # the token is for the hub, not for who stores its files
+        done = sink.tell()
+        try:
+            http_get(metadata.location, sink, resume_size=done, headers=headers, expected_size=metadata.size)
+            return links
+        except HfHubHTTPError as error:
+            if is_the_hubs or is_passing(error):
+                raise
+            if sink.tell() <= done:
+                host, status = store.rpartition("@")[2], error.response.status_code
+                raise TransferFailed(f"{host}, which stores {name}, answers with status {status}") from error
+        except ValueError as error:
+            # Too large a file for the library, where the hub does not keep it in chunks.
+            raise TransferFailed(f"{name}: {one_line(error)}") from error
+        metadata = get_hf_file_metadata(url)
+        links += 1
 
 
 def sha256(path: Path) -> str:
@@ -537,11 +577,33 @@ def cached_instead(request: Request, failure: Unavailable) -> Path:
         raise failure from failure.__context__
 
 
+def remove_abandoned(request: Request) -> None:
+    """Removes what downloads of `huggingface_hub` left when their process was killed. Who writes to a file holds the lock of its content."""
+    removed = 0
+    for file in request.storage.glob("blobs/*.incomplete"):
+        named = UNFINISHED_BY_LIBRARY.fullmatch(file.name)
+        if named is None:
+            continue
+        lock = request.cache / ".locks" / request.storage.name / f"{named[1]}.lock"
+        with suppress(OSError, NotImplementedError):  # it is held, there are no locks, or this user may not
+            known = file.stat()
+            # No disk of this machine has major number 0; network file systems have it, and some others.
+            if os.major(known.st_dev) == 0 and time.time() - known.st_mtime < ABANDONED_SECONDS:
+                continue
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock, timeout=0, mode=0o664):  # the mode that the library gives it
+                file.unlink()
+            removed += known.st_size
+    if removed:
+        message = f"removed what interrupted downloads of {request.repo} had left: {gigabytes(removed)}"
+        write(level="INFO", message=message)
+
+
 def check_room(request: Request, listing: Listing, names: list[str]) -> None:
     """Raises NoRoom where the disk has no room for those of the files that the snapshot lacks."""
     folder = request.storage / "snapshots" / listing.commit
     lacking = [name for name in names if not (folder / name).exists()]
-    needed = sum(listing.sizes[name] for name in lacking) - bytes_in(request.storage, partial=True)
+    needed = sum(listing.sizes[name] for name in lacking) - bytes_there(request, listing, lacking)
     place = next(folder for folder in (request.cache, *request.cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -551,38 +613,63 @@ def check_room(request: Request, listing: Listing, names: list[str]) -> None:
         )
 
 
-def bytes_in(storage: Path, *, partial: bool) -> int:
-    """Bytes of the repository's content on this disk; of unfinished files only, or of all."""
+def bytes_there(request: Request, listing: Listing, names: list[str]) -> int:
+    """Bytes of these files that an interrupted download has left: of finished ones, which get their links when all are, and of unfinished ones."""
+    blobs = request.storage / "blobs"
     total = 0
-    for file in storage.glob("blobs/*.incomplete" if partial else "blobs/*"):
-        try:
-            total += file.stat().st_size
-        except OSError:  # renamed meanwhile
-            continue
+    for name in names:
+        if name in listing.blobs:
+            blob = blobs / listing.blobs[name]
+            there = size_of(blob) or size_of(unfinished(blob))
+            total += min(there, listing.sizes[name])
+    unnamed = sum(listing.sizes[name] for name in names if name not in listing.blobs)
+    if unnamed:  # what no snapshot has a link to may be theirs
+        linked = {link.resolve() for link in request.storage.glob("snapshots/*/**/*")}
+        loose = [blob for blob in blobs.glob("*") if blob.resolve() not in linked]
+        ours = [blob for blob in loose if blob.name.endswith(UNFINISHED) or blob.suffix != ".incomplete"]
+        total += min(sum(map(size_of, ours)), unnamed)
     return total
 
 
+def unfinished(blob: Path) -> Path:
+    """Where `fetch_resumable` keeps what it has of this content."""
+    return blob.with_name(blob.name + UNFINISHED)
+
+
+def size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # not there, or renamed meanwhile
+        return 0
+
+
+def bytes_in(storage: Path) -> int:
+    """Bytes of the repository's content on this disk, finished or not."""
+    return sum(size_of(file) for file in storage.glob("blobs/*"))
+
+
 @contextmanager
-def progress(request: Request, total: int) -> Iterator[None]:
-    """Shows how a download of `total` bytes goes: a bar, or a line now and then.
+def progress(request: Request, listing: Listing, names: list[str]) -> Iterator[None]:
+    """Shows how a download of these files goes: a bar, or a line now and then.
 
     Read off the disk, since the library's own counters differ with the way it takes.
     """
-    start = bytes_in(request.storage, partial=False)
+    total = sum(listing.sizes[name] for name in names)
+    start = bytes_in(request.storage)
     began = time.monotonic()
     ended = threading.Event()
-    before = bytes_in(request.storage, partial=True)
+    before = bytes_there(request, listing, names)
     write(level="INFO", message=f"downloading {request.repo}: {gigabytes(total - before)}")
 
     def show_bar() -> None:
         with tqdm(total=total, initial=before, unit="B", unit_scale=True, desc=request.repo) as bar:
             while not ended.wait(0.25):
-                bar.update(min(total, bytes_in(request.storage, partial=False) - start + before) - bar.n)
+                bar.update(min(total, bytes_in(request.storage) - start + before) - bar.n)
             bar.update(total - bar.n)
 
     def log_now_and_then() -> None:
         while not ended.wait(PROGRESS_SECONDS):
-            done = bytes_in(request.storage, partial=False) - start
+            done = bytes_in(request.storage) - start
             rate = done / (time.monotonic() - began) / 1e6
             part = min(1.0, (before + done) / max(total, 1))
             message = f"downloading {request.repo}: {part:.0%} of {gigabytes(total)}, {rate:.0f} MB/s"
