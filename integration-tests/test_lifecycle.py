@@ -88,6 +88,21 @@ def test_a_signal_drains(launch_null: Launch, number: signal.Signals) -> None:
     assert_no_stack_trace(launched.log())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_drains(launch_null: Launch, number: signal.Signals) -> None:
+    """As systemd and Slurm send it."""
+    launched = launch_null().wait_ready()
+    undisturbed = ask(launched.address, FOREVER)
+    running = Running(launched.address)
+    launched.worker().signal(number)
+    launched.process.send_signal(number)
+    wait_for(lambda: draining(launched), "draining", 5)
+    assert running.finish().same_as(undisturbed), "the running stream ends complete"
+    assert launched.wait_ended() == 0
+    assert "starting the workers again" not in launched.log()
+    launched.assert_no_orphan()
+
+
 def test_a_second_signal_stops_at_once(launch_null: Launch) -> None:
     launched = launch_null().wait_ready()
     running = Running(launched.address)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 import wire
 from conftest import Launch
-from launched import BINARY, EXACT, ON_TORCH, Launched, free_port
+from launched import BINARY, EXACT, ON_TORCH, START_DEADLINE, Launched, free_port
 from load import Ask, ask, ask_all, complete, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
@@ -291,32 +291,37 @@ def test_a_worker_of_another_version_ends_the_start(launch: Launch, tmp_path: Pa
         assert "of another version than this router" in why, why
 
 
+def rank_of_two(folder: Path, rank: int, port: int, meeting: int, *arguments: str) -> RemoteWorker:
+    """One of two ranks, each of which `penstock worker` watches alone."""
+    place = ("--master-addr", "127.0.0.1", "--master-port", str(meeting), "--listen", f"tcp:127.0.0.1:{port}")
+    which = ("--num-shard", "2", "--rank", str(rank), "--worker-threads", "1")
+    return RemoteWorker(
+        folder / f"rank-{rank}", *ON_TORCH, *which, *place, *arguments, env={"GLOO_SOCKET_IFNAME": "lo"}
+    )
+
+
+def test_a_rank_whose_peer_comes_late_waits_for_it(tmp_path: Path) -> None:
+    meeting, load_timeout = free_port(), 8
+    with rank_of_two(tmp_path, 0, free_port(), meeting, "--load-timeout", str(load_timeout)) as first:
+        process = first.worker()
+        began = time.monotonic()
+        where = f"waits for the other ranks at tcp://127.0.0.1:{meeting}/"
+        wait_for(lambda: where in first.log(), "the line that it waits", START_DEADLINE)
+        wait_for(
+            lambda: time.monotonic() - began > 2 * load_timeout or "no progress" in first.log(),
+            "twice its time to pass",
+            3 * load_timeout,
+        )
+        with rank_of_two(tmp_path, 1, free_port(), meeting) as second:
+            second.wait_listening()
+            first.wait_listening()
+            assert first.worker().pid == process.pid, first.log()
+
+
 def test_two_ranks_meet_anew_when_one_is_lost(launch: Launch, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     meeting = free_port()
-    start = partial(RemoteWorker, env={"GLOO_SOCKET_IFNAME": "lo"})
-    common = (
-        "--num-shard",
-        "2",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(meeting),
-        "--worker-threads",
-        "1",
-    )
-    ranks = [
-        start(
-            tmp_path / f"rank-{rank}",
-            *ON_TORCH,
-            *common,
-            "--rank",
-            str(rank),
-            "--listen",
-            f"tcp:127.0.0.1:{port}",
-        )
-        for rank, port in enumerate(ports)
-    ]
+    ranks = [rank_of_two(tmp_path, rank, port, meeting) for rank, port in enumerate(ports)]
     with ranks[0], ranks[1]:
         addresses = ",".join(f"tcp:127.0.0.1:{port}" for port in ports)
         server = launch("--worker-address", addresses, "--step-timeout", "5").wait_ready()

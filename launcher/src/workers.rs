@@ -346,15 +346,24 @@ time.sleep(600)
         })
     }
 
+    /// Looks every few milliseconds, for a minute.
+    async fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     async fn ready(bench: &Bench, workers: &Workers, lost: Option<&Loss>) -> (Pid, PathBuf) {
-        let _ = std::fs::remove_file(bench.path("pid"));
         let endpoints = workers.fresh(lost).await.unwrap();
         let [Endpoint::Unix(socket)] = &endpoints[..] else { panic!("{endpoints:?}") };
         // It answers a moment before it writes its number.
-        while !bench.path("pid").exists() {
-            tokio::task::yield_now().await;
-        }
-        (bench.pid(), socket.clone())
+        wait_for("a worker's number", || bench.path("pid").exists()).await;
+        let pid = bench.pid();
+        // The next one's is another: here, since a worker may be started, and have written it, before it is asked for.
+        std::fs::remove_file(bench.path("pid")).unwrap();
+        (pid, socket.clone())
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -433,7 +442,8 @@ time.sleep(600)
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_recovery_whose_worker_hangs_is_not_waited_for() {
-        let bench = Bench { load_timeout: Duration::from_secs(2), ..Bench::new("serves") };
+        // Longer than Python takes to start on a busy machine: before that the stand-in has not said that it was started.
+        let bench = Bench { load_timeout: Duration::from_secs(5), ..Bench::new("serves") };
         let workers = Arc::new(bench.start().await);
         let (pid, _) = ready(&bench, &workers, None).await;
         bench.behave("hangs");
@@ -442,9 +452,11 @@ time.sleep(600)
             let workers = workers.clone();
             async move { workers.fresh(Some(&Loss::of(0, LossKind::Died, "its stream broke"))).await }
         });
-        while bench.starts() < 3 {
-            tokio::task::yield_now().await;
-        }
+        wait_for("a second worker that hangs", || {
+            assert!(!waiting.is_finished(), "it has given up");
+            bench.starts() >= 3
+        })
+        .await;
         bench.behave("serves");
         assert_eq!(waiting.await.unwrap().unwrap().len(), 1);
     }
@@ -480,9 +492,11 @@ time.sleep(600)
             let workers = workers.clone();
             async move { workers.fresh(Some(&Loss::of(0, LossKind::Hung, "no answer"))).await }
         });
-        while bench.starts() < 3 {
-            tokio::task::yield_now().await;
-        }
+        wait_for("a second start that fails", || {
+            assert!(!waiting.is_finished(), "it has given up");
+            bench.starts() >= 3
+        })
+        .await;
         bench.behave("serves");
         assert_eq!(waiting.await.unwrap().unwrap().len(), 1);
     }

@@ -6,6 +6,7 @@ only where the model is not in the packed cache, or is not the CPU engine's.
 
 import argparse
 import gc
+import itertools
 import threading
 import time
 from functools import partial
@@ -44,6 +45,10 @@ from penstock_kernels import tensors
 
 if TYPE_CHECKING:
     from penstock.engine.draft_model import DraftModel
+
+# How often a rank says that it waits for others, and one of how many of these lines is for operators.
+WAITING_SECONDS = 3.0
+WAITING_LINES = 20
 
 
 def serve(
@@ -159,7 +164,7 @@ def _without_torch(
         arguments.model_dir,
         tensors.bfloat16,
         device,
-        rendezvous.meet(arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device),
+        _meet(arguments, device),
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
         found=found,
@@ -167,6 +172,28 @@ def _without_torch(
     )
     _give_drafter(engine, arguments, packed_cache)
     return engine
+
+
+def _meet(arguments: argparse.Namespace, device: Any) -> TensorGroup:
+    """See rendezvous.meet. A rank that `penstock worker` watches alone says that it waits for the others, which may be hours behind:
+    it is not hung. The launcher watches all of its own ranks at once, of which the one that is waited for shows progress.
+    """
+    met = threading.Event()
+
+    def tell() -> None:
+        said = itertools.count()
+        while not met.wait(WAITING_SECONDS):
+            level = "DEBUG" if next(said) % WAITING_LINES else "INFO"
+            log(level, f"waits for the other ranks at {arguments.rendezvous}", progress=True)
+
+    if arguments.address.is_remote and arguments.world_size > 1:
+        threading.Thread(target=tell, name="waiting", daemon=True).start()
+    try:
+        return rendezvous.meet(
+            arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device
+        )
+    finally:
+        met.set()
 
 
 def _meets_elsewhere(arguments: argparse.Namespace) -> bool:
@@ -217,9 +244,7 @@ def _loaded(
     torch.set_grad_enabled(False)
     if device.type == "cpu":
         torch.set_num_threads(threads_of(arguments.threads))
-    group = rendezvous.meet(
-        arguments.rendezvous, arguments.rank, arguments.world_size, arguments.stages, device
-    )
+    group = _meet(arguments, device)
     engine = Engine(
         config,
         folder,

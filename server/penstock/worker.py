@@ -24,11 +24,12 @@ PROGRESS_SECONDS = 3.0
 
 
 def main() -> None:
-    """Runs until the parent dies or a signal comes."""
+    """Runs until the parent dies or a signal comes. One that was started with signals ignored leaves its end to its parent."""
     arguments = _arguments()
     _die_with_the_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop)
     _set_threads(arguments.threads)
     keep_memory()
     # What is imported makes many objects and no garbage; looking for some is a tenth of the start. `startup`

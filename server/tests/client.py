@@ -340,8 +340,14 @@ class Worker:
     """How `run` calls it."""
 
     def __init__(
-        self, model: Path, folder: Path, *arguments: str, program: tuple[str, ...] = ("-m", "penstock.worker")
+        self,
+        model: Path,
+        folder: Path,
+        *arguments: str,
+        program: tuple[str, ...] = ("-m", "penstock.worker"),
+        ignores_signals: bool = False,
     ) -> None:
+        """`ignores_signals`: it is started as the launcher starts it."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self.socket = folder / "worker.sock"
         self.log: list[dict[str, Any]] = []
@@ -353,8 +359,10 @@ class Worker:
             "--listen",
             f"unix:{self.socket}",
         ]
+        # The shell's `trap ''` outlives its exec.
+        ignoring = ["sh", "-c", "trap '' TERM INT && exec \"$@\"", "sh"] if ignores_signals else []
         self.process = subprocess.Popen(
-            [*command, "--device", DEVICE, *arguments],
+            [*ignoring, *command, "--device", DEVICE, *arguments],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

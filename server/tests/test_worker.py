@@ -581,6 +581,17 @@ def test_run_before_prepare_is_refused(tmp_path: Path) -> None:
         assert worker.exit_status() == 0
 
 
+def test_a_worker_that_was_started_with_signals_ignored_goes_on(model: Path, tmp_path: Path) -> None:
+    """As the launcher starts it: whoever stops all of a service at once has the launcher end it, when it has drained."""
+    with Worker(model, tmp_path / "socket", ignores_signals=True) as worker:
+        worker.prepare()
+        run = worker.run()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            worker.process.send_signal(number)
+        assert sampled(run.step([row(0, [1, 2, 3], 0, [0], start={})]))
+        assert not any(line["message"] == "stopped" for line in worker.log)
+
+
 def test_what_is_no_frame_costs_the_call_only(listening: Worker) -> None:
     listening.uses_frames = True
     for spoil, refused in (

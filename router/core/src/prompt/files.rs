@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
+use super::post_processor::follow_class;
+
 /// Bytes of a file. Published: 40 MB at most. A file may claim any size without taking any place on a disk.
 const MAX_FILE: u64 = 512 << 20;
 
@@ -44,7 +46,8 @@ impl ModelFiles {
     /// `tokenizer` is a tokenizer.json for a folder without one. `config` is a tokenizer_config.json to read
     /// instead of the folder's own; a chat template in it goes before those in the folder.
     pub fn read(dir: &Path, tokenizer: Option<&Path>, config: Option<&Path>) -> Result<Self, LoadError> {
-        let tokenizer = read_tokenizer(tokenizer.map_or_else(|| dir.join("tokenizer.json"), Path::to_owned))?;
+        let mut tokenizer =
+            read_tokenizer(tokenizer.map_or_else(|| dir.join("tokenizer.json"), Path::to_owned))?;
 
         let own_config = config.is_none();
         let config_file = config.map_or_else(|| dir.join("tokenizer_config.json"), Path::to_owned);
@@ -67,6 +70,13 @@ impl ModelFiles {
                 config.entry(name).or_insert_with(|| Value::from(text));
             }
         }
+
+        // A file that was named for its chat template need not say the rest; the folder's own may be unreadable.
+        let own = match own_config {
+            true => Map::new(),
+            false => read_json(&dir.join("tokenizer_config.json")).ok().flatten().unwrap_or_default(),
+        };
+        follow_class(&mut tokenizer, |name| config.get(name).or_else(|| own.get(name)));
 
         let named_tokens: Map<String, Value> = config
             .iter()
@@ -202,7 +212,7 @@ fn chat_templates_of(config: &Map<String, Value>) -> Option<Sources> {
 }
 
 /// A token is a string, or an object that holds it.
-fn token_text(token: &Value) -> Option<&str> {
+pub fn token_text(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
 

@@ -5,6 +5,7 @@
 mod byte_level;
 mod files;
 mod growth;
+mod post_processor;
 #[cfg(test)]
 pub mod samples;
 mod slices;
@@ -334,6 +335,36 @@ mod tests {
         assert_eq!(text[0], TokenId(1));
         let rendered = prompt.encode(NOBODY, Input::Rendered("lo".into()), ANY).await.unwrap();
         assert_eq!(rendered, text[1..]);
+    }
+
+    /// As DeepSeek's are published: tokenizer.json adds nothing.
+    #[tokio::test]
+    async fn a_text_begins_with_the_token_that_only_the_configuration_asks_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+        write("tokenizer.json", samples::byte_level().to_string(false).unwrap());
+        let config = serde_json::json!({
+            "tokenizer_class": "LlamaTokenizerFast", "add_bos_token": true,
+            "bos_token": {"__type": "AddedToken", "content": "<|end|>"}, "chat_template": "{{ bos_token }}hello"
+        });
+        write("tokenizer_config.json", config.to_string());
+        // A file that an operator names for its chat template says nothing of tokens.
+        let mine = folder.path().join("mine.json");
+        std::fs::write(&mine, serde_json::json!({"chat_template": "<|end|>hello"}).to_string()).unwrap();
+        for config in [None, Some(&*mine)] {
+            let prompt = Prompt::load(folder.path(), None, config, 1).unwrap();
+            let encode = |input, length| prompt.encode(NOBODY, input, length);
+            let text = || Input::Text("hello hello".into());
+            let all = encode(text(), ANY).await.unwrap();
+            let bos = TokenId(prompt.vocabulary().tokenizer().token_to_id("<|end|>").unwrap());
+            assert_eq!(all.iter().filter(|token| **token == bos).count(), 1);
+            assert_eq!(all[0], bos);
+            let listed = prompt.tokenize(NOBODY, "hello hello".into(), true, 10).await.unwrap();
+            assert_eq!(listed.tokens.iter().map(|token| token.id).collect::<Vec<_>>(), all);
+            assert_eq!(encode(text(), Length::Last(2)).await.unwrap(), [bos, all[2]]);
+            let chat = prompt.render(&Chat::default(), &CancellationToken::new()).unwrap();
+            assert_eq!(encode(Input::Rendered(chat), ANY).await.unwrap(), all[..2]);
+        }
     }
 
     #[tokio::test]

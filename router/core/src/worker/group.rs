@@ -43,6 +43,9 @@ pub enum StartError {
     /// The workers were lost again and again before they were ready.
     #[error("the workers were lost {0} times in a row while they were made ready; the last time: {1}")]
     Lost(u32, Loss),
+    /// The model was served before.
+    #[error("workers in the place of lost ones found too little memory {0} times in a row: {1}")]
+    NoRoom(u32, String),
 }
 
 /// How long it took to make a group ready.
@@ -70,6 +73,9 @@ pub struct Group {
 /// Losses in a row, between the source's answer and `Prepared`, after which nothing better is expected. The
 /// source counts failures before that by itself.
 const LOSSES: u32 = 3;
+/// Replacements in a row that find too little memory. What a dead process had may not be given back yet, or somebody else may
+/// have it for a while: as often as the launcher starts one that finds too little for the weights.
+const REFUSALS: u32 = 5;
 
 /// A replacement may take this many times longer than the first group to load and to prepare, and
 /// `SLACK` more, before it counts as hung.
@@ -112,6 +118,7 @@ impl Group {
             match result.await {
                 Ok(group) => return Ok(group),
                 Err(Unready::Final(error)) => return Err(error),
+                Err(Unready::NoRoom { why, .. }) => return Err(StartError::Refused(why)),
                 Err(Unready::Lost(loss)) => {
                     tracing::warn!(%loss, "lost the workers before they were ready");
                     lost = Some(loss);
@@ -124,20 +131,31 @@ impl Group {
     /// A group to replace this one, which was lost: the same model with the same limits.
     pub async fn replace(&self, source: &dyn WorkerSource, loss: Loss) -> Result<Self, StartError> {
         let mut loss = loss;
-        for _ in 0..LOSSES {
+        let (mut losses, mut refusals) = (0, 0);
+        loop {
             let begun = clock::now();
             let endpoints = source.fresh(Some(&loss)).await?;
             let process = clock::since(begun);
-            match self.ready_again(endpoints, process).await {
+            loss = match self.ready_again(endpoints, process).await {
                 Ok(group) => return Ok(group),
                 Err(Unready::Final(error)) => return Err(error),
-                Err(Unready::Lost(again)) => {
-                    tracing::warn!(loss = %again, "lost the workers again before they were ready");
-                    loss = again;
+                Err(Unready::NoRoom { why, .. }) if refusals + 1 == REFUSALS => {
+                    return Err(StartError::NoRoom(REFUSALS, why));
                 }
-            }
+                Err(Unready::NoRoom { rank, why }) => {
+                    refusals += 1;
+                    Loss::of(rank, LossKind::NoRoom, why)
+                }
+                Err(Unready::Lost(again)) if losses + 1 == LOSSES => {
+                    return Err(StartError::Lost(LOSSES, again));
+                }
+                Err(Unready::Lost(again)) => {
+                    losses += 1;
+                    again
+                }
+            };
+            tracing::warn!(%loss, "lost the workers again before they were ready");
         }
-        Err(StartError::Lost(LOSSES, loss))
     }
 
     async fn ready_again(&self, endpoints: Vec<Endpoint>, process: Duration) -> Result<Self, Unready> {
@@ -215,6 +233,11 @@ impl Group {
 /// Why a group is not ready: lost, which another one may not be, or for good.
 enum Unready {
     Lost(Loss),
+    /// For good where a server starts, and perhaps not where it had room before.
+    NoRoom {
+        rank: u32,
+        why: String,
+    },
     Final(StartError),
 }
 
@@ -234,11 +257,10 @@ impl Unready {
     fn of(rank: u32, status: &Status) -> Self {
         match status.code() {
             // The worker is well and says no: the next one will say the same.
-            Code::FailedPrecondition
-            | Code::InvalidArgument
-            | Code::ResourceExhausted
-            | Code::OutOfRange
-            | Code::Unimplemented => Self::Final(StartError::Refused(status.message().into())),
+            Code::FailedPrecondition | Code::InvalidArgument | Code::OutOfRange | Code::Unimplemented => {
+                Self::Final(StartError::Refused(status.message().into()))
+            }
+            Code::ResourceExhausted => Self::NoRoom { rank, why: status.message().into() },
             _ => Self::Lost(loss(rank, status)),
         }
     }

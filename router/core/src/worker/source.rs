@@ -25,6 +25,8 @@ pub enum LossKind {
     Hung,
     /// It refused a plan, or answered nonsense.
     OutOfStep,
+    /// It lives, and found too little memory to be made ready.
+    NoRoom,
     /// Its connection to another rank broke, which is the one to blame if it can be found.
     PeerLost,
     /// One side of the connection did not take the other's certificate.
@@ -53,6 +55,7 @@ impl Loss {
             LossKind::Died => "died",
             LossKind::Hung => "stopped answering",
             LossKind::OutOfStep => "is out of step",
+            LossKind::NoRoom => "has too little memory",
             LossKind::PeerLost => "lost its connection to another worker",
             LossKind::Untrusted => "and this server do not trust each other",
         };

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -46,6 +46,8 @@ pub(super) struct Birth {
     pub script: Arc<Mutex<Script>>,
     pub steps: Arc<AtomicU64>,
     pub runs: Arc<Runs>,
+    /// So many calls of `Prepare` are yet refused.
+    pub without_room: Arc<AtomicU32>,
     pub in_virtual_time: bool,
 }
 
@@ -191,6 +193,10 @@ impl Worker for Calls {
     async fn prepare(&self, request: Request<PrepareRequest>) -> Result<Response<Prepared>, Status> {
         self.answer().await;
         let request = request.into_inner();
+        let refusal = |left: u32| left.checked_sub(1);
+        if self.birth.without_room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, refusal).is_ok() {
+            return Err(Status::resource_exhausted("no memory is left for the KV cache"));
+        }
         let before = self.limits.lock().ok().and_then(|mut limits| limits.replace(request));
         // A router that connects again; one with other limits would have the worker start anew.
         if before.is_some_and(|before| before != request) {

@@ -1,7 +1,7 @@
 //! Starts and restarts mock workers, and lets a test disturb them from outside.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -20,6 +20,8 @@ pub struct MockSource {
     script: Arc<Mutex<Script>>,
     steps: Arc<AtomicU64>,
     gives_up: AtomicBool,
+    /// So many calls of `Prepare` are yet refused.
+    without_room: Arc<AtomicU32>,
     /// New workers wait while this is `false`.
     open: watch::Sender<bool>,
     runs: Arc<Runs>,
@@ -46,6 +48,7 @@ impl MockSource {
             script: Arc::new(Mutex::new(script)),
             steps: Arc::new(AtomicU64::new(0)),
             gives_up: AtomicBool::new(false),
+            without_room: Arc::default(),
             open: watch::Sender::new(true),
             runs: Arc::new(Runs { open: watch::Sender::new(true), asked: watch::Sender::new(0) }),
             incarnations: watch::Sender::new(0),
@@ -107,6 +110,11 @@ impl MockSource {
         self.gives_up.store(true, Ordering::SeqCst);
     }
 
+    /// The next so many calls of `Prepare` are refused for want of memory.
+    pub fn refuse_room(&self, times: u32) {
+        self.without_room.store(times, Ordering::SeqCst);
+    }
+
     /// How many times workers were started; can be waited for.
     pub fn incarnations(&self) -> watch::Receiver<u32> {
         self.incarnations.subscribe()
@@ -150,6 +158,7 @@ impl WorkerSource for MockSource {
                 script: self.script.clone(),
                 steps: self.steps.clone(),
                 runs: self.runs.clone(),
+                without_room: self.without_room.clone(),
                 in_virtual_time: self.in_virtual_time,
             };
             let running = match self.in_virtual_time {

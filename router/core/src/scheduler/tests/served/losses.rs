@@ -374,6 +374,28 @@ async fn when_the_source_gives_up_everyone_is_told() {
     timeout(DEADLINE, served.handle.drain()).await.unwrap();
 }
 
+/// What the dead one had may not be given back yet.
+#[tokio::test]
+async fn workers_that_find_too_little_memory_after_a_loss_are_tried_again() {
+    let served = serve(slow(), never()).await;
+    let spec = &many(1, 100)[0];
+    let mut submitted = served.submit(spec);
+    let mut tokens = vec![next_token(&mut submitted).await];
+    served.source.refuse_room(4);
+    served.source.kill();
+    tokens.extend(collect(submitted).await.0);
+    assert_eq!(tokens, served.reference(spec));
+    let kinds: Vec<LossKind> = served.source.losses().iter().map(|loss| loss.kind).collect();
+    assert_eq!(kinds[1..], [LossKind::NoRoom; 4]);
+
+    served.source.refuse_room(u32::MAX);
+    served.source.kill();
+    let health = served.health(|health| matches!(health, Health::Failed(_))).await;
+    let why = health.refusal().expect("failed");
+    assert!(why.contains("5 times in a row: no memory is left for the KV cache"), "{why}");
+    assert_eq!(served.source.losses().len(), 5 + 5, "the last refusal is not answered by a start");
+}
+
 #[tokio::test]
 async fn fewer_blocks_after_a_restart_lower_the_limit() {
     let served = serve(slow(), never()).await;

@@ -115,6 +115,15 @@ async fn limits_that_do_not_suit_the_model_stop_the_start() {
 }
 
 #[tokio::test]
+async fn too_little_memory_stops_the_start_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = MockSource::new(MockConfig::default(), dir.path().into());
+    source.refuse_room(1);
+    let error = Group::start(&source, |_| Ok(limits(0))).await.unwrap_err();
+    assert_eq!(error.to_string(), "a worker cannot serve: no memory is left for the KV cache");
+}
+
+#[tokio::test]
 async fn a_group_holds_no_longer_sequence_than_its_workers_were_prepared_for() {
     for (asked, fits, beside, expected) in [
         (0, 1000, 0, 1000),
