@@ -129,8 +129,9 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     if !has("tokenizer.json") && !tokenizer::OLDER.iter().any(|files| files.iter().all(|file| has(file))) {
         let older: Vec<String> = tokenizer::OLDER.iter().map(|files| files.join(" with ")).collect();
         return Err(format!(
-            "--model-id: the folder {shown} has no tokenizer.json, nor what one can be made of ({})",
-            older.join(", ")
+            "--model-id: the folder {shown} has no tokenizer.json, nor what one can be made of ({}){}",
+            older.join(", "),
+            tokenizer::why_none(&names)
         ));
     }
     for name in names.iter().filter(|name| is_read(name)) {
@@ -413,9 +414,13 @@ mod tests {
 
     #[test]
     fn older_files_of_a_tokenizer_are_enough() {
-        for files in
-            [&["tokenizer.model"][..], &["vocab.json", "merges.txt"], &["vocab.txt"], &["tekken.json"]]
-        {
+        for files in [
+            &["tokenizer.model"][..],
+            &["vocab.json", "merges.txt"],
+            &["vocab.txt"],
+            &["tekken.json"],
+            &["tiktoken.model"],
+        ] {
             let model = folder(&[files, &["config.json", "model.safetensors"]].concat());
             assert!(named(model.path().to_str().unwrap()).is_ok(), "{files:?}");
         }
@@ -477,6 +482,7 @@ mod tests {
             (&["config.json", "tokenizer.json"], "*.safetensors"),
             (&["config.json", "tokenizer.json", "pytorch_model.bin"], "pytorch_model.bin"),
             (&["config.json", "vocab.json", "model.safetensors"], "vocab.json with merges.txt"),
+            (&["config.json", "qwen.tiktoken", "model.safetensors"], "qwen.tiktoken is not read"),
         ] {
             let model = folder(files);
             let line = named(model.path().to_str().unwrap()).unwrap_err();

@@ -458,6 +458,15 @@ def test_without_a_tokenizer_json_the_older_files_are_fetched(machine: Machine) 
     files["tekken.json"] = b"of Mistral"
     machine.hub.repos["owner/own"] = Repo(dict(files), commit="d" * 40)
     assert (machine.run("owner/own").folder / "tekken.json").exists()
+    del files["tekken.json"]
+    files["tiktoken.model"] = b"of Moonshot"
+    machine.hub.repos["owner/kimi"] = Repo(dict(files), commit="e" * 40)
+    assert (machine.run("owner/kimi").folder / "tiktoken.model").exists()
+    del files["tiktoken.model"]
+    files["qwen.tiktoken"] = b"of Qwen 1"
+    machine.hub.repos["owner/qwen"] = Repo(dict(files), commit="f" * 40)
+    failure = machine.run("owner/qwen").failure
+    assert "; qwen.tiktoken is not read: " in failure and failure.endswith("add a tokenizer.json")
 
 
 def test_an_index_that_names_an_absent_or_foreign_file_is_refused(machine: Machine) -> None:

@@ -52,7 +52,7 @@ from tqdm import tqdm
 
 from penstock import quantization
 from penstock.errors import UnusableModel
-from penstock.hub.tokenizer import SOURCES
+from penstock.hub.tokenizer import SOURCES, why_none
 from penstock.loading.model_files import (
     CONFIG,
     INDEX,
@@ -372,7 +372,7 @@ def check_small(names: Collection[str], request: Request) -> None:
             raise Unavailable(f"the model {request.repo} has no {name}{why_no_config(names)}")
     if TOKENIZER not in names and not older_tokenizer(names):
         raise Unavailable(
-            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of"
+            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of{why_none(names)}"
         )
 
 
