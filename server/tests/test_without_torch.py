@@ -552,6 +552,20 @@ def test_a_tiktoken_file_under_another_name_says_what_it_is(tmp_path: Path) -> N
         obtain(tmp_path, tmp_path / "cache")
 
 
+def test_an_adapter_beside_the_weights_is_named(tmp_path: Path) -> None:
+    model = checkpoints.write(tmp_path / "model", checkpoints.config(vocab_size=4096, torch_dtype="bfloat16"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny.MODEL / name, model)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (model / name).write_text("{}")
+    with Worker(model, tmp_path / "worker", "--packed-cache", "off", "--threads", "2") as worker:
+        worker.describe()
+    (warning,) = [line for line in worker.log if "adapter" in line["message"]]
+    assert warning["level"] == "WARN" and warning["message"].startswith("adapter_config.json is not read: ")
+    report = examine(model, Question(device="cpu"))
+    assert report.would_serve and warning["message"] in report.warnings
+
+
 def test_the_log_probability_of_a_row_does_not_depend_on_the_others() -> None:
     """Of numpy's logarithm, which computes several at once."""
     totals = np.random.default_rng(3).uniform(1, 1e4, 1001).astype(np.float32)

@@ -62,6 +62,7 @@ from penstock.loading.model_files import (
     gigabytes,
     read_config,
     read_index,
+    unread_adapter,
     why_no_config,
 )
 from penstock.loading.model_files import choose as choose_weights
@@ -274,6 +275,9 @@ def begin(request: Request) -> Begun:
     listing = look_up(request)
     check_small(listing.sizes, request)
     leads, pickled = choose(listing.sizes, request) if request.weights else (SINGLE, False)
+    adapter = unread_adapter(listing.sizes)  # it is not fetched, so that the worker does not see it
+    if request.weights and adapter is not None:
+        write(level="WARN", message=f"{request.repo}: {adapter}")
     names = [name for name in listing.sizes if is_small(name) or (request.trusted and is_code(name))]
     if leads not in (SINGLE, PICKLE, *names):
         names.append(leads)
