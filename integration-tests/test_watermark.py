@@ -34,9 +34,7 @@ def marking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         yield launched.wait_ready()
 
 
-def z_score(
-    address: wire.Address, answers: list[tuple[list[int], list[int]]], gamma: float = GAMMA
-) -> float:
+def z_score(address: wire.Address, answers: list[tuple[list[int], list[int]]], gamma: float = GAMMA) -> float:
     """Of prompts' and texts' tokens; a prompt's last token stands before the text's first."""
     vocabulary = int(wire.get(address, "/info").json()["vocab_size"])
     texts = [[prompt[-1], *text] for prompt, text in answers]
