@@ -223,6 +223,7 @@ EXAMPLES = {
     "openai_tools_client.py": "openai",
     "text_generation_client.py": "text_generation",
     "vercel_ai_client.mjs": "node",
+    "watermark.py": "",
 }
 # A file of examples/ in the page: its name, its language, its text.
 SHOWN = re.compile(r"^<!-- examples/(\S+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -281,6 +281,34 @@ def test_a_class_of_the_repositorys_own_has_its_defaults(tmp_path: Path) -> None
             assert made.encode(text).ids == [*begins, *pieces.encode(text)], text
 
 
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [
+        ("llama", {"tokenizer_class": "LlamaTokenizer"}),
+        ("llama", {"tokenizer_class": "LlamaTokenizerFast"}),
+        ("llama", {}),
+        ("mistral", {"tokenizer_class": "LlamaTokenizer"}),
+        ("mixtral", {}),
+        ("gemma", {"tokenizer_class": "GemmaTokenizer"}),
+        ("gemma2", {}),
+    ],
+)
+def test_a_text_begins_with_bos_where_its_class_says_so(
+    model_type: str, named: dict[str, str], tmp_path: Path
+) -> None:
+    """Llama's and Gemma's, of which training scripts write files that leave it to the class."""
+    small_tokenizers.sentencepiece_model(
+        tmp_path / "tokenizer.model", model_type="bpe", byte_fallback=True, character_coverage=0.98
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for said, begins in (({}, [1]), ({"add_bos_token": None}, [1]), ({"add_bos_token": False}, [])):
+        config = {**named, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", **said}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        made = Tokenizer.from_str(convert(tmp_path, "tokenizer.model"))
+        text = "Hello, World!"
+        assert made.encode(text).ids == [*begins, *made.encode(text, add_special_tokens=False).ids], said
+
+
 def test_a_tokenizer_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     folder = small_tokenizers.model(tmp_path / "model", "gpt2")
     (folder / "merges.txt").unlink()

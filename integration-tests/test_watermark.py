@@ -1,4 +1,4 @@
-"""Texts that bear a watermark, found by a detector of this file; and what a restarted worker makes of them.
+"""Texts that bear a watermark, found by the detector of examples/watermark.py; and what a restarted worker makes of them.
 
 Kirchenbauer et al., "A Watermark for Large Language Models", 2023: who knows which tokens are green after which
 counts them. Without a watermark their share is gamma; the z-score says by how many standard deviations it is more.
@@ -6,22 +6,22 @@ counts them. Without a watermark their share is gamma; the z-score says by how m
 
 from __future__ import annotations
 
-import math
+import runpy
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import wire
 from conftest import Launch
 from launched import EXACT, Launched
 from load import Answer, Ask, ask, ask_all, complete, generate
-from penstock_kernels import green_tokens
 from processes import wait_for
 from prompts import ADD, as_text, user
 
+DETECTOR = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "watermark.py"))
 GAMMA, DELTA = 0.25, 4.0
 PROMPT = "Once upon a time there was a"
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.5}
@@ -34,22 +34,12 @@ def marking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         yield launched.wait_ready()
 
 
-class Detector:
-    """Knows what the server does: gamma, and by the shared function which tokens are green."""
-
-    def __init__(self, address: wire.Address, gamma: float) -> None:
-        self.vocabulary = int(wire.get(address, "/info").json()["vocab_size"])
-        self.gamma = gamma
-
-    def z_score(self, answers: list[tuple[list[int], list[int]]]) -> float:
-        """Of prompts' and texts' tokens. Each pair of tokens counts once: a repeated one says nothing new."""
-        pairs = set()
-        for prompt, text in answers:
-            pairs |= set(zip([prompt[-1], *text[:-1]], text, strict=True))
-        previous, tokens = torch.tensor(sorted(pairs)).unbind(1)
-        green = green_tokens(previous, self.vocabulary, int(self.gamma * self.vocabulary))
-        found, count = int(green.gather(1, tokens.unsqueeze(1)).sum()), len(tokens)
-        return (found - self.gamma * count) / math.sqrt(count * self.gamma * (1 - self.gamma))
+def z_score(address: wire.Address, answers: list[tuple[list[int], list[int]]], gamma: float = GAMMA) -> float:
+    """Of prompts' and texts' tokens; a prompt's last token stands before the text's first."""
+    vocabulary = int(wire.get(address, "/info").json()["vocab_size"])
+    texts = [[prompt[-1], *text] for prompt, text in answers]
+    score: float = DETECTOR["z_score"](texts, vocabulary, gamma)
+    return score
 
 
 def sampled(number: int, **more: Any) -> Ask:
@@ -71,14 +61,13 @@ def test_a_detector_finds_the_watermark_and_nothing_where_there_is_none(marking:
     requests = [sampled(number, watermark=marked) for marked in (True, False) for number in range(6)]
     answers = ask_all(address, requests)
     marked, plain = (with_prompts(address, some) for some in (answers[:6], answers[6:]))
-    detector = Detector(address, GAMMA)
-    scores = detector.z_score(marked), detector.z_score(plain)
+    scores = z_score(address, marked), z_score(address, plain)
     assert scores[0] > 6, scores
     assert abs(scores[1]) < 4, scores
     # The text that others in the batch get is the one they would have got alone.
     assert ask(address, requests[7]).same_as(answers[7])
     # Another secret, here another gamma, finds nothing.
-    assert abs(Detector(address, 0.6).z_score(marked)) < scores[0] / 2
+    assert abs(z_score(address, marked, 0.6)) < scores[0] / 2
 
 
 def test_each_token_is_as_likely_as_without_the_watermark(marking: Launched) -> None:

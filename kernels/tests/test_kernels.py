@@ -1,6 +1,8 @@
 """Each reference against the formula it stands for, written out with loops or in double precision."""
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -449,6 +451,21 @@ def test_every_token_has_its_own_green_list_of_the_right_size(vocabulary: int, g
         len({row.tobytes() for row in green.numpy()})
         > min(len(previous), vocabulary, math.comb(vocabulary, greens)) / 2
     )
+
+
+@pytest.mark.parametrize(("vocabulary", "gamma"), [(97, 0.5), (32000, 0.25), (130, 0.999), (50, 0.001)])
+def test_the_detector_of_the_examples_knows_the_same_tokens(vocabulary: int, gamma: float) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "watermark.py"))
+    previous = torch.tensor([0, 1, 7, vocabulary - 1])
+    green = ops.green_tokens(previous, vocabulary, max(int(gamma * vocabulary), 1))
+    for row, token in zip(green.numpy(), previous.tolist(), strict=True):
+        assert (example["green_tokens"](token, vocabulary, gamma) == row).all()
+    # One that is always green and one that never is, behind the same token; a pair that comes again does not count again.
+    often, never = (int(found[0]) for found in (green[1].nonzero(), (~green[1]).nonzero()))
+    share = math.sqrt(gamma / (1 - gamma))
+    assert example["z_score"]([[1, often]], vocabulary, gamma) == pytest.approx(1 / share)
+    assert example["z_score"]([[1, never], [1, never]], vocabulary, gamma) == pytest.approx(-share)
+    assert example["z_score"]([[1]], vocabulary, gamma) == 0
 
 
 def test_green_lists_are_as_good_as_drawn_at_random() -> None:

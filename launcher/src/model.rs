@@ -24,6 +24,11 @@ const SHIPPED: &str = "penstock-tiny";
 /// What leads to pickled weights: the file, or the index of several.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
+/// What leads to weights in safetensors files: the only file, or the index of several.
+const WEIGHTS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
+const ADAPTER: &str = "adapter_config.json";
+const MERGE: &str = "merge it into its base model (merge_and_unload of peft) and serve that";
+
 /// What `--model-id` stands for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Named {
@@ -129,8 +134,9 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     if !has("tokenizer.json") && !tokenizer::OLDER.iter().any(|files| files.iter().all(|file| has(file))) {
         let older: Vec<String> = tokenizer::OLDER.iter().map(|files| files.join(" with ")).collect();
         return Err(format!(
-            "--model-id: the folder {shown} has no tokenizer.json, nor what one can be made of ({})",
-            older.join(", ")
+            "--model-id: the folder {shown} has no tokenizer.json, nor what one can be made of ({}){}",
+            older.join(", "),
+            tokenizer::why_none(&names)
         ));
     }
     for name in names.iter().filter(|name| is_read(name)) {
@@ -138,7 +144,9 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
             return Err(format!("--model-id: {}: {instead}", folder.join(name).display()));
         }
     }
-    if any(".safetensors").is_some() || weights == Weights::Elsewhere {
+    // Beside an adapter's file none of another name is the model's.
+    let only_adapter = has(ADAPTER) && !WEIGHTS.into_iter().any(has);
+    if (any(".safetensors").is_some() && !only_adapter) || weights == Weights::Elsewhere {
         return Ok(());
     }
     let pickled = PICKLED.into_iter().find(|name| has(name));
@@ -151,6 +159,13 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
              with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
         ));
     }
+    if only_adapter {
+        return Err(format!(
+            "--model-id: the folder {shown} has no weights but an adapter's ({ADAPTER}; no {} and no {}), which is not loaded: \
+             {MERGE}",
+            WEIGHTS[0], WEIGHTS[1]
+        ));
+    }
     match [".bin", ".pt", ".pth", ".gguf"].into_iter().find_map(any) {
         Some(other) => Err(format!(
             "--model-id: the folder {shown} has no weights in safetensors files, only {other}, \
@@ -161,14 +176,14 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
 }
 
 /// What the files of a model without a config.json are, and the way out; in `loading/model_files.py` of what is on the hub.
-fn why_no_config(names: &[String]) -> &'static str {
-    if names.iter().any(|name| name == "adapter_config.json") {
-        return "; it is an adapter (adapter_config.json), which is not loaded: merge it into its base model (merge_and_unload of peft) and serve that";
+fn why_no_config(names: &[String]) -> String {
+    if names.iter().any(|name| name == ADAPTER) {
+        return format!("; it is an adapter ({ADAPTER}), which is not loaded: {MERGE}");
     }
     if names.iter().any(|name| name.ends_with(".gguf")) {
-        return "; GGUF files are not read: serve the model's safetensors files";
+        return "; GGUF files are not read: serve the model's safetensors files".into();
     }
-    ""
+    String::new()
 }
 
 /// Of the files that hold a model's weights, in bytes; what cannot be looked at counts as nothing.
@@ -413,9 +428,13 @@ mod tests {
 
     #[test]
     fn older_files_of_a_tokenizer_are_enough() {
-        for files in
-            [&["tokenizer.model"][..], &["vocab.json", "merges.txt"], &["vocab.txt"], &["tekken.json"]]
-        {
+        for files in [
+            &["tokenizer.model"][..],
+            &["vocab.json", "merges.txt"],
+            &["vocab.txt"],
+            &["tekken.json"],
+            &["tiktoken.model"],
+        ] {
             let model = folder(&[files, &["config.json", "model.safetensors"]].concat());
             assert!(named(model.path().to_str().unwrap()).is_ok(), "{files:?}");
         }
@@ -470,6 +489,21 @@ mod tests {
     }
 
     #[test]
+    fn an_adapter_beside_a_config_json_is_no_model_unless_there_is_one() {
+        let files = ["config.json", "tokenizer.json", "adapter_config.json", "adapter_model.safetensors"];
+        let line = check(folder(&files).path(), true, Weights::Here).unwrap_err();
+        assert!(
+            line.contains("has no weights but an adapter's") && line.contains("merge_and_unload"),
+            "{line}"
+        );
+        assert_eq!(check(folder(&files).path(), true, Weights::Elsewhere), Ok(()));
+        for weights in ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"] {
+            let with = [&files[..], &[weights]].concat();
+            assert_eq!(check(folder(&with).path(), true, Weights::Here), Ok(()), "{weights}");
+        }
+    }
+
+    #[test]
     fn an_incomplete_folder_is_refused_with_the_name_of_what_it_lacks() {
         for (files, lacks) in [
             (&["tokenizer.json", "model.safetensors"][..], "config.json"),
@@ -477,6 +511,7 @@ mod tests {
             (&["config.json", "tokenizer.json"], "*.safetensors"),
             (&["config.json", "tokenizer.json", "pytorch_model.bin"], "pytorch_model.bin"),
             (&["config.json", "vocab.json", "model.safetensors"], "vocab.json with merges.txt"),
+            (&["config.json", "qwen.tiktoken", "model.safetensors"], "qwen.tiktoken is not read"),
         ] {
             let model = folder(files);
             let line = named(model.path().to_str().unwrap()).unwrap_err();

@@ -1,5 +1,5 @@
 //! A tokenizer.json for a model that has only older files (tokenizer.model, vocab.json with merges.txt,
-//! vocab.txt, tekken.json): `python -m penstock.hub.tokenizer` makes it once and keeps it in a cache. Called by `main`.
+//! vocab.txt, tekken.json, tiktoken.model): `python -m penstock.hub.tokenizer` makes it once and keeps it in a cache. Called by `main`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,25 @@ use crate::json_subprocess::{self, Ended};
 use crate::python;
 
 /// Sets of files of which each alone is enough, as in `penstock.hub.tokenizer`.
-pub const OLDER: [&[&str]; 6] = [
+pub const OLDER: [&[&str]; 7] = [
     &["tokenizer.model"],
     &["spiece.model"],
     &["sentencepiece.bpe.model"],
     &["vocab.json", "merges.txt"],
     &["vocab.txt"],
     &["tekken.json"],
+    &["tiktoken.model"],
 ];
+
+/// What is there in place of `OLDER`, and the way out; in `penstock.hub.tokenizer` of what is on the hub.
+pub fn why_none(names: &[String]) -> String {
+    match names.iter().filter(|name| name.ends_with(".tiktoken")).min() {
+        Some(other) => format!(
+            "; {other} is not read: how it cuts words is said by code of the repository only, which is not run; add a tokenizer.json"
+        ),
+        None => String::new(),
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -7,6 +7,7 @@ only where the model is not in the packed cache, or is not the CPU engine's.
 import argparse
 import gc
 import itertools
+import os
 import threading
 import time
 from functools import partial
@@ -28,7 +29,14 @@ from penstock.loading.host import (
     may_have_accelerator,
     threads_of,
 )
-from penstock.loading.model_files import GENERATION, dtype_name, eos_ids, read_config, read_json
+from penstock.loading.model_files import (
+    GENERATION,
+    dtype_name,
+    eos_ids,
+    read_config,
+    read_json,
+    unread_adapter,
+)
 from penstock.models import choice
 from penstock.models.architectures import left_out
 from penstock.models.decoder_start import decoder_start_ids
@@ -72,9 +80,9 @@ def serve(
         engine = _loaded(arguments, config, dtype, packed_cache, engine)
     elif on_engine != dtype:
         _tell_of_bf16(arguments, dtype)
-    only_text = left_out(config)
-    if only_text is not None and arguments.rank == 0:
-        log("WARN", only_text)
+    for unserved in (left_out(config), unread_adapter(os.listdir(folder))):
+        if unserved is not None and arguments.rank == 0:
+            log("WARN", unserved)
     if engine.model.reference is not None:
         from penstock.engine import self_check
 

@@ -478,6 +478,21 @@ def test_pickled_weights_and_code_are_fetched_with_consent_only(machine: Machine
     )
 
 
+def test_an_adapter_beside_a_config_json_is_refused_or_named(machine: Machine) -> None:
+    files = machine.hub.repos["owner/model"].files
+    files["adapter_config.json"], files["adapter_model.safetensors"] = b"{}", b"adapter"
+    ended = machine.run("owner/model")
+    assert not any("adapter" in name for name in names_in(ended.folder))
+    (warning,) = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
+    assert warning.startswith("owner/model: adapter_config.json is not read: ")
+    del files["model.safetensors"], files["pytorch_model.bin"]
+    machine.hub.repos["owner/adapter"] = Repo(dict(files), commit="c" * 40)
+    failure = machine.run("owner/adapter").failure
+    assert (
+        "has no weights but an adapter's (adapter_config.json; " in failure and "merge_and_unload" in failure
+    )
+
+
 def test_quantized_weights_are_refused_before_they_are_fetched(machine: Machine) -> None:
     files = machine.hub.repos["owner/model"].files
     files["quantize_config.json"] = b'{"bits": 4, "is_marlin_format": true}'
@@ -498,6 +513,15 @@ def test_without_a_tokenizer_json_the_older_files_are_fetched(machine: Machine) 
     files["tekken.json"] = b"of Mistral"
     machine.hub.repos["owner/own"] = Repo(dict(files), commit="d" * 40)
     assert (machine.run("owner/own").folder / "tekken.json").exists()
+    del files["tekken.json"]
+    files["tiktoken.model"] = b"of Moonshot"
+    machine.hub.repos["owner/kimi"] = Repo(dict(files), commit="e" * 40)
+    assert (machine.run("owner/kimi").folder / "tiktoken.model").exists()
+    del files["tiktoken.model"]
+    files["qwen.tiktoken"] = b"of Qwen 1"
+    machine.hub.repos["owner/qwen"] = Repo(dict(files), commit="f" * 40)
+    failure = machine.run("owner/qwen").failure
+    assert "; qwen.tiktoken is not read: " in failure and failure.endswith("add a tokenizer.json")
 
 
 def test_an_index_that_names_an_absent_or_foreign_file_is_refused(machine: Machine) -> None:

@@ -400,6 +400,11 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
         "no model.safetensors and no model.safetensors.index.json, only model.gguf"
     )
     assert "GGUF files are not read" in refusal(folder)
+    (folder / "adapter_config.json").touch()
+    (folder / "adapter_model.safetensors").touch()
+    assert "no weights but an adapter's (adapter_config.json; " in refusal(folder)
+    assert refusal(folder).endswith("merge it into its base model (merge_and_unload of peft) and serve that")
+    (folder / "adapter_config.json").unlink()
     (folder / "config.json").unlink()
     assert refusal(folder).endswith(
         "no config.json; GGUF files are not read: serve the model's safetensors files"

@@ -2,7 +2,9 @@
 not. What needs torch says so where it is not installed."""
 
 import base64
+import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import regex
 from tokenizers import Tokenizer
 
 import checkpoints
@@ -19,6 +22,8 @@ import encoder_decoders
 from client import DEVICE, Worker, mask_of, row, sampled
 from penstock import tiny
 from penstock.doctor.examination import Question, examine
+from penstock.hub import kimi
+from penstock.hub.tokenizer import Unconvertible, convert, obtain
 from penstock.loading import host
 from penstock.loading.host import INSTALL_TORCH
 from penstock_kernels import cpu_engine
@@ -381,6 +386,184 @@ def test_a_tokenizer_is_made_of_mistrals_own_file(version: int | None, tmp_path:
     assert made.decode(encoded.ids) == "hel\u00e9"
     assert made.encode("hel", add_special_tokens=False).ids == [100 + 257]
     assert made.get_vocab_size() == 100 + len(pieces)
+
+
+# Of the kind that Moonshot's files have: longer ones, some of which are also what others make together.
+PIECES = [
+    *(
+        "th",
+        "he",
+        "the",
+        " t",
+        " the",
+        "in",
+        "ing",
+        "er",
+        "er'",
+        "'s",
+        "12",
+        "123",
+        "1234",
+        "ab",
+        "bc",
+        "abc",
+        "Ab",
+        "  ",
+        "\n\n",
+    ),
+    *("\u6f22", "\u5b57", "\u6f22\u5b57", "\u5b57a"),
+]
+TEXTS = [
+    "the HTTPServer's things, THE'S ending\n\n  abcAbc abc'LL 12345 1234",
+    "in\u6f22\u5b57abc \u6f22\u5b57\u3001the\u3402 \u00e9the\u0301 \ud55c\uae00 \u3042\u30a2 the\u6f22'sThe",
+    "  \t x   \r\n\r\n y  ",
+    "\U0001f469\u200d\U0001f469 the \u0130ng \u01c5the \u02b0 \u2160 \u00bd",
+]
+
+
+def tiktoken_ids(ranks: dict[bytes, int], text: str) -> list[int]:
+    """As tiktoken: of each word's neighbours those are merged, the first ones first, that have the lowest rank together."""
+    found: list[int] = []
+    for word in regex.findall(kimi.WORDS, text, regex.VERSION1):
+        parts = [bytes([byte]) for byte in word.encode()]
+        while True:
+            pairs = [first + second for first, second in itertools.pairwise(parts)]
+            at = min(
+                (at for at, pair in enumerate(pairs) if pair in ranks),
+                key=lambda at: ranks[pairs[at]],
+                default=None,
+            )
+            if at is None or word.encode() in ranks:
+                break
+            parts[at : at + 2] = [pairs[at]]
+        found += [ranks[word.encode()]] if word.encode() in ranks else [ranks[part] for part in parts]
+    return found
+
+
+def moonshots(folder: Path, pieces: list[bytes]) -> dict[bytes, int]:
+    """Writes files such as Moonshot's, with gaps between the special tokens."""
+    ranks = {piece: at for at, piece in enumerate(pieces)}
+    lines = [b"%s %d" % (base64.b64encode(piece), at) for piece, at in ranks.items()]
+    (folder / "tiktoken.model").write_bytes(b"\n".join(lines) + b"\n")
+    special = {0: ("[BOS]", True), 2: ("<|im_end|>", True), 22: ("<think>", False), 255: ("[PAD]", True)}
+    config = {
+        "tokenizer_class": "TikTokenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "added_tokens_decoder": {
+            str(len(ranks) + at): {"content": name, "special": is_special}
+            for at, (name, is_special) in special.items()
+        },
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]})
+    )
+    return ranks
+
+
+def test_a_tokenizer_is_made_of_moonshots_own_file(tmp_path: Path) -> None:
+    """Words are cut as its code says it, and special tokens have the numbers of tokenizer_config.json."""
+    generator = np.random.default_rng(5)
+    pieces = [bytes([byte]) for byte in generator.permutation(256)]  # as in the published file, not in order
+    ranks = moonshots(tmp_path, [*pieces, *(piece.encode() for piece in PIECES)])
+    base = len(ranks)
+    said = run_module("penstock.hub.tokenizer", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
+    made = Tokenizer.from_file(json.loads(said.splitlines()[-1])["tokenizer"])
+    assert made.get_vocab_size() == base + 256
+    for text in TEXTS:
+        ids = made.encode(text).ids
+        assert ids == tiktoken_ids(ranks, text), text
+        assert made.decode(ids) == text
+    assert made.encode(f"the[BOS]<think>the<|reserved_token_{base + 1}|>").ids == [
+        ranks[b"the"], base, base + 22, ranks[b"the"], base + 1,
+    ]  # fmt: skip
+    special = {number: token for number, token in made.get_added_tokens_decoder().items() if token.special}
+    assert len(special) == 255 and base + 22 not in special and special[base + 255].content == "[PAD]"
+    assert made.decode([base, base + 22, ranks[b"the"], base + 2]) == "<think>the"
+
+
+def test_merges_are_those_of_tiktoken(tmp_path: Path) -> None:
+    """Of tokens that come about in several ways, and that no training would have made."""
+    generator = np.random.default_rng(7)
+    letters = [bytes([byte]) for byte in b"abcd"]
+    pieces = [bytes([byte]) for byte in range(256)]
+    while len(pieces) < 320:
+        piece = b"".join(generator.choice(letters, generator.integers(2, 6)))
+        if (
+            any(piece[:at] in pieces and piece[at:] in pieces for at in range(1, len(piece)))
+            and piece not in pieces
+        ):
+            pieces.append(piece)
+    ranks = moonshots(tmp_path, pieces)
+    made = Tokenizer.from_str(kimi.convert(tmp_path))
+    differing = 0
+    for _ in range(300):
+        text = b"".join(generator.choice(letters, 12)).decode()
+        differing += made.encode(text).ids != tiktoken_ids(ranks, text)
+    assert not differing
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tokenizer_class": "QWenTokenizer"}, "only Moonshot's"),
+        ({"auto_map": {"AutoTokenizer": ["tokenization_kimia.TikTokenTokenizer", None]}}, "only Moonshot's"),
+        ({"added_tokens_decoder": None}, "names no special tokens"),
+        ({"added_tokens_decoder": {"163584": {"content": "[BOS]"}}}, "gives [BOS] the number 163584"),
+        ({"added_tokens_decoder": {"258": {"content": "a"}}}, "special token a would not have the number"),
+        ({"added_tokens_decoder": {"one": {"content": "a"}}}, "is not of numbers and tokens"),
+    ],
+)
+def test_a_tiktoken_file_of_others_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    moonshots(tmp_path, [bytes([byte]) for byte in range(256)])
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(Unconvertible, match=re.escape(says)):
+        convert(tmp_path, "tiktoken.model")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"YQ== 0\nYg== 2\n", "are not 0 to 1"),
+        (b"YQ== 0\n", "no token for the byte 0"),
+        (b"YQ== 0\nY= 1\n", "line 2 is no token"),
+        (b"YQ== 0\nYg==\n", "line 2 is no token"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "line 1 is no token"),
+    ],
+)
+def test_a_tiktoken_file_that_is_none_is_refused(text: bytes, says: str, tmp_path: Path) -> None:
+    moonshots(tmp_path, [bytes([byte]) for byte in range(256)])
+    (tmp_path / "tiktoken.model").write_bytes(text)
+    with pytest.raises(Unconvertible, match=says):
+        convert(tmp_path, "tiktoken.model")
+
+
+def test_a_tiktoken_file_under_another_name_says_what_it_is(tmp_path: Path) -> None:
+    """As GLM-4 9B was first published, and Qwen 1."""
+    moonshots(tmp_path, [bytes([byte]) for byte in range(256)])
+    (tmp_path / "tiktoken.model").rename(tmp_path / "tokenizer.model")
+    with pytest.raises(
+        Unconvertible, match=r"a file of tiktoken's, not SentencePiece's: .*add a tokenizer\.json"
+    ):
+        obtain(tmp_path, tmp_path / "cache")
+    (tmp_path / "tokenizer.model").rename(tmp_path / "qwen.tiktoken")
+    with pytest.raises(Unconvertible, match=r"; qwen\.tiktoken is not read: .*add a tokenizer\.json"):
+        obtain(tmp_path, tmp_path / "cache")
+
+
+def test_an_adapter_beside_the_weights_is_named(tmp_path: Path) -> None:
+    model = checkpoints.write(tmp_path / "model", checkpoints.config(vocab_size=4096, torch_dtype="bfloat16"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny.MODEL / name, model)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (model / name).write_text("{}")
+    with Worker(model, tmp_path / "worker", "--packed-cache", "off", "--threads", "2") as worker:
+        worker.describe()
+    (warning,) = [line for line in worker.log if "adapter" in line["message"]]
+    assert warning["level"] == "WARN" and warning["message"].startswith("adapter_config.json is not read: ")
+    report = examine(model, Question(device="cpu"))
+    assert report.would_serve and warning["message"] in report.warnings
 
 
 def test_the_log_probability_of_a_row_does_not_depend_on_the_others() -> None:

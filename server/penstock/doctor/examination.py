@@ -6,6 +6,7 @@ fetches something large.
 """
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from penstock.loading.model_files import (
     gigabytes,
     read_config,
     read_json,
+    unread_adapter,
     weight_files,
 )
 from penstock.models import cache_format, encoder_decoder_recorder, native_choice, recipes
@@ -205,8 +207,9 @@ def weights(folder: Path, question: Question, report: Report) -> dict[str, Store
         with Checkpoint(folder, tensors.float32, question.trusted) as checkpoint:
             held = checkpoint.contents
     stored = held.stored
-    if held.warning is not None:
-        report.warnings.append(held.warning)
+    for warning in (held.warning, unread_adapter(os.listdir(folder))):
+        if warning is not None:
+            report.warnings.append(warning)
     report.weight_bytes = sum((folder / name).stat().st_size for name in files.names)
     for one in stored.values():
         report.stored_dtypes[one.dtype] = report.stored_dtypes.get(one.dtype, 0) + one.end - one.begin

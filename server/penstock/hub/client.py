@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 from penstock import quantization
 from penstock.errors import UnusableModel
-from penstock.hub.tokenizer import SOURCES
+from penstock.hub.tokenizer import SOURCES, why_none
 from penstock.loading.model_files import (
     CONFIG,
     INDEX,
@@ -65,6 +65,7 @@ from penstock.loading.model_files import (
     gigabytes,
     read_config,
     read_index,
+    unread_adapter,
     why_no_config,
 )
 from penstock.loading.model_files import choose as choose_weights
@@ -287,6 +288,9 @@ def begin(request: Request) -> Begun:
     listing = look_up(request)
     check_small(listing.sizes, request)
     leads, pickled = choose(listing.sizes, request) if request.weights else (SINGLE, False)
+    adapter = unread_adapter(listing.sizes)  # it is not fetched, so that the worker does not see it
+    if request.weights and adapter is not None:
+        write(level="WARN", message=f"{request.repo}: {adapter}")
     names = [name for name in listing.sizes if is_small(name) or (request.trusted and is_code(name))]
     if leads not in (SINGLE, PICKLE, *names):
         names.append(leads)
@@ -389,7 +393,7 @@ def check_small(names: Collection[str], request: Request) -> None:
             raise Unavailable(f"the model {request.repo} has no {name}{why_no_config(names)}")
     if TOKENIZER not in names and not older_tokenizer(names):
         raise Unavailable(
-            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of"
+            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of{why_none(names)}"
         )
 
 

@@ -1,7 +1,7 @@
 """Makes a tokenizer.json for a model that has only older files: `python -m penstock.hub.tokenizer FOLDER`.
 
 Run by the launcher, before any worker, when the model's folder has no tokenizer.json. transformers does the
-conversion, of tekken.json with what `tekken` adds; code of the model's repository is never run. The result is kept in
+conversion, of tekken.json with what `tekken` adds; of tiktoken.model it is `kimi`'s. Code of the model's repository is never run. The result is kept in
 a cache, named by the content of what it was made of, since the model's folder may be read-only. Writes JSON lines to standard output: log lines
 with `level` and `message`, and as the last one `{"tokenizer": file}` or `{"failed": one line for the user}`.
 """
@@ -17,10 +17,11 @@ import stat
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from penstock.hub import tekken
+from penstock.hub import kimi, tekken
 
 # Each set alone is enough to make a tokenizer of.
 SOURCES = (
@@ -30,18 +31,30 @@ SOURCES = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
     (tekken.FILE,),
+    (kimi.FILE,),
 )
 # What else has a say in it.
 CONFIGURATION = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 # And what of our own has.
-CODE = (Path(__file__), Path(tekken.__file__))
+CODE = (Path(__file__), Path(tekken.__file__), Path(kimi.__file__))
 
-# What classes in the code of repositories, which is not run, have as their default: fields of tokenizer_config.json.
+# What classes have as their default: fields of tokenizer_config.json. InternLM's are in the code of repositories, which is not run; of the
+# others transformers 5 documents it, and converts as if it were false.
 SAID_BY_CODE = {
     "InternLM2Tokenizer": {"add_bos_token": True},
     "InternLM3Tokenizer": {"add_bos_token": True},
+    "LlamaTokenizer": {"add_bos_token": True},
+    "GemmaTokenizer": {"add_bos_token": True},
 }
+# The class where no file names one, by config.json's `model_type`, as in transformers 4.
+USUAL_CLASS = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "LlamaTokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+}
+
+# Of tiktoken's files but Moonshot's (Qwen 1, Hunyuan, GLM-4 9B as first published).
+NOT_SAID = "how it cuts words is said by code of the repository only, which is not run; add a tokenizer.json"
 
 
 class Unconvertible(Exception):
@@ -76,7 +89,8 @@ def obtain(folder: Path, cache: Path | None) -> Path:
     sources = sources_of(folder)
     if not sources:
         known = ", ".join(" with ".join(names) for names in SOURCES)
-        raise Unconvertible(f"{folder} has no tokenizer.json, and none of {known} to make one of")
+        why = why_none(os.listdir(folder) if folder.is_dir() else ())
+        raise Unconvertible(f"{folder} has no tokenizer.json, and none of {known} to make one of{why}")
     places = [place_in(cache), Path(tempfile.gettempdir()) / f"penstock-tokenizers-{os.getuid()}"]
     name = digest(folder)
     for place in places:
@@ -106,6 +120,14 @@ def sources_of(folder: Path) -> str:
         if all((folder / name).is_file() for name in names):
             return " and ".join(names)
     return ""
+
+
+def why_none(names: Collection[str]) -> str:
+    """What is there in place of files that a tokenizer can be made of, and the way out, as the end of a line; empty where that is not known. The
+    launcher says it of a folder in the same words.
+    """
+    other = min((name for name in names if name.endswith(".tiktoken")), default=None)
+    return f"; {other} is not read: {NOT_SAID}" if other else ""
 
 
 def place_in(cache: Path | None) -> Path:
@@ -138,6 +160,10 @@ def convert(folder: Path, sources: str) -> str:
     try:
         if sources == tekken.FILE:
             return tekken.convert(folder / sources)
+        if sources == kimi.FILE:
+            return kimi.convert(folder)
+        if sources == "tokenizer.model" and kimi.is_ranks(folder / sources):
+            raise ValueError(f"it is a file of tiktoken's, not SentencePiece's: {NOT_SAID}")
         tokenizer = AutoTokenizer.from_pretrained(
             folder, use_fast=True, trust_remote_code=False, local_files_only=True, **said_by_code(folder)
         )
@@ -157,10 +183,16 @@ def convert(folder: Path, sources: str) -> str:
 
 def said_by_code(folder: Path) -> dict[str, Any]:
     """What tokenizer_config.json leaves to its class. Raises OSError and ValueError."""
-    file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    defaults = SAID_BY_CODE.get(str(config.get("tokenizer_class")), {}) if isinstance(config, dict) else {}
-    return {name: value for name, value in defaults.items() if config.get(name) is None}
+    config, model = (object_in(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    name = str(named or USUAL_CLASS.get(str(model.get("model_type")))).removesuffix("Fast")
+    return {field: value for field, value in SAID_BY_CODE.get(name, {}).items() if config.get(field) is None}
+
+
+def object_in(file: Path) -> dict[str, Any]:
+    """The JSON object of a file; empty where there is none. Raises OSError and ValueError."""
+    value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return value if isinstance(value, dict) else {}
 
 
 def is_ours(file: Path) -> bool:

@@ -27,6 +27,7 @@ FOREIGN = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".nemo", 
 UNREAD = {".gguf": "GGUF", ".npz": "npz", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax's"}
 
 ADAPTER = "adapter_config.json"
+MERGE = "merge it into its base model (merge_and_unload of peft) and serve that"
 CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
 
 # Bytes of a header that are read at most; the format's own limit.
@@ -185,10 +186,21 @@ def why_no_config(names: Collection[str]) -> str:
     says it of a folder in the same words.
     """
     if ADAPTER in names:
-        return f"; it is an adapter ({ADAPTER}), which is not loaded: merge it into its base model (merge_and_unload of peft) and serve that"
+        return f"; it is an adapter ({ADAPTER}), which is not loaded: {MERGE}"
     if any(name.endswith(".gguf") for name in names):
         return "; GGUF files are not read: serve the model's safetensors files"
     return ""
+
+
+def unread_adapter(names: Collection[str]) -> str | None:
+    """That an adapter lies beside a model's weights, in a sentence; None: there is none. It may be merged into them, or meant to be put on
+    them, as transformers does where peft is installed.
+    """
+    if ADAPTER not in names:
+        return None
+    return (
+        f"{ADAPTER} is not read: the weights are served as they are; if the adapter is not in them, {MERGE}"
+    )
 
 
 def dtype_name(config: dict[str, Any], wanted: str, stored: Callable[[], Mapping[str, Stored]] = dict) -> str:
@@ -252,6 +264,10 @@ def choose(names: Collection[str], trusted: bool) -> tuple[str, bool]:
             if trusted:
                 return name, True
             raise UnusableModel(f"no weights in safetensors files, only pickled ones ({name}); {CONSENT}")
+    if ADAPTER in names:
+        raise UnusableModel(
+            f"no weights but an adapter's ({ADAPTER}; no {SINGLE} and no {INDEX}), which is not loaded: {MERGE}"
+        )
     others = sorted(name for name in names if name.endswith((*FOREIGN, ".safetensors")))
     only = f", only {listed(others, 3)}" if others else ""
     kinds = [name for ending, name in UNREAD.items() if any(one.endswith(ending) for one in others)]
