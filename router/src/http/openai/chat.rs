@@ -98,7 +98,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         params.warnings.no_effect("top_logprobs", "without `logprobs`");
         top_logprobs = 0;
     }
-    let tools = Tools::parse(fields, &Shape::CHAT, &mut params.warnings)?;
+    let tools = Tools::parse(fields, &Shape::CHAT, &[], &mut params.warnings)?;
     Ok(ChatRequest {
         params,
         effort,
