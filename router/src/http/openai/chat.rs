@@ -380,6 +380,7 @@ struct ChatChunks {
 /// What a stream knows of one of its choices.
 struct ChoiceStream {
     has_begun: bool,
+    has_ended: bool,
     reader: Reader,
     /// The open call of a custom tool: its name, and its arguments until now.
     custom: Option<(String, String)>,
@@ -393,6 +394,7 @@ impl ChoiceStream {
     fn new(reading: &Reading, choice: usize) -> Self {
         Self {
             has_begun: false,
+            has_ended: false,
             reader: reading.reader(choice),
             custom: None,
             is_plain: reading.is_plain(),
@@ -419,6 +421,7 @@ impl ChunkWriter for ChatChunks {
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
         self.begin(index, encoder);
         let choice = &mut self.choices[index];
+        choice.has_ended = true;
         let deltas = choice.reader.finish();
         let reason = reason(&done, &choice.reader);
         self.tell(index, deltas, encoder);
@@ -438,15 +441,26 @@ impl ChunkWriter for ChatChunks {
         }
         encoder.done();
     }
+
+    /// Agents give up on a stream without chunks for some minutes, however many comments it has. TGI's comment comes before.
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        encoder.comment();
+        let Some(index) = self.choices.iter().position(|choice| !choice.has_ended) else { return };
+        if !self.begin(index, encoder) {
+            self.chunk(index, Delta::default(), None, encoder);
+        }
+    }
 }
 
 impl ChatChunks {
-    /// The first chunk of a choice has the role.
-    fn begin(&mut self, index: usize, encoder: &mut Encoder) {
-        if !std::mem::replace(&mut self.choices[index].has_begun, true) {
-            self.chunk(index, Delta { role: Some(Role::Assistant), ..Delta::default() }, None, encoder);
-            self.warnings = Warnings::default();
+    /// The first chunk of a choice has the role. False: it was sent before.
+    fn begin(&mut self, index: usize, encoder: &mut Encoder) -> bool {
+        if std::mem::replace(&mut self.choices[index].has_begun, true) {
+            return false;
         }
+        self.chunk(index, Delta { role: Some(Role::Assistant), ..Delta::default() }, None, encoder);
+        self.warnings = Warnings::default();
+        true
     }
 
     fn tell(&mut self, index: usize, deltas: Vec<penstock_output::Delta>, encoder: &mut Encoder) {
@@ -666,4 +680,52 @@ struct TokenLogprob {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::openai::stream::tests::Silent;
+    use crate::http::sse::tests::told_in_silence;
+
+    /// Agents count their patience in chunks, and take no comment for one.
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_chunks() {
+        let writer = || {
+            let head = AnswerHead::new("chatcmpl", "m".into());
+            let mut warnings = Warnings::default();
+            warnings.no_effect("store", "here");
+            ChatChunks {
+                frame: head.frame(Chunk::Chunk),
+                head,
+                warnings,
+                include_usage: false,
+                logprobs: None,
+                choices: (0..2).map(|choice| ChoiceStream::new(&Reading::plain(), choice)).collect(),
+                done: Vec::new(),
+            }
+        };
+        let chunks = |told: &str| -> Vec<Value> {
+            // TGI's comment stands before each.
+            assert_eq!(told.matches(":\n\ndata: ").count(), told.matches("data: ").count(), "{told}");
+            let data = told.lines().filter_map(|line| line.strip_prefix("data: "));
+            data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
+        };
+        let told = chunks(&told_in_silence(Silent(writer()), 46).await);
+        assert_eq!(told.len(), 3);
+        for (nth, chunk) in told.iter().enumerate() {
+            let mut delta = json!({"content": ""});
+            if nth == 0 {
+                delta["role"] = json!("assistant");
+            }
+            let choice = json!({"index": 0, "delta": delta, "logprobs": null, "finish_reason": null});
+            assert_eq!(chunk["choices"], json!([choice]));
+            assert_eq!(chunk.get("warnings").is_some(), nth == 0, "{chunk}");
+        }
+
+        let mut ended = writer();
+        ended.choices[0].has_ended = true;
+        let told = chunks(&told_in_silence(Silent(ended), 16).await);
+        assert_eq!(told[0]["choices"][0]["index"], 1);
+    }
 }
