@@ -92,6 +92,7 @@ fn bounds(field: &Field) -> String {
     match field.kind {
         Kind::Boolean => "true or false".into(),
         Kind::Integer { least, most: bound } => match most(bound) {
+            Some(most) if most == least.to_string() => most,
             Some(most) => format!("{least} to {most}"),
             None => format!("{least} or more"),
         },

@@ -180,6 +180,9 @@ pub const DEADLINE: Field = count(
     "Milliseconds after the request's arrival by which the answer must be complete",
 );
 
+/// Keeps counts within 32 bits: a request's sequences are bounded together, once its prompts are known.
+const SEQUENCES: Most = Most::Is(u32::MAX as u64);
+
 /// More than any model has positions; keeps lengths within 32 bits.
 const TOKENS: Most = Most::Is(u32::MAX as u64);
 
@@ -338,7 +341,13 @@ pub const COMPLETION_MAX_TOKENS: Field =
     count("max_tokens", 0, TOKENS, "as many as fit", "Most tokens to generate; 0 only together with `echo`");
 pub const MAX_COMPLETION_TOKENS: Field =
     count("max_completion_tokens", 1, TOKENS, "as many as fit", "The same as `max_tokens`");
-pub const N: Field = count("n", 1, Most::BestOf, "1", "Answers to generate, with seeds seed, seed + 1, ...");
+pub const N: Field = count(
+    "n",
+    1,
+    SEQUENCES,
+    "1",
+    "Answers to generate, with seeds seed, seed + 1, ...; those to all prompts together are at most `--max-concurrent-requests`",
+);
 pub const LOGPROBS: Field = flag("logprobs", "Report the log probability of every token");
 pub const TOP_LOGPROBS: Field =
     count("top_logprobs", 0, Most::TopTokens, "0", "Report so many alternatives for every token");
@@ -417,13 +426,15 @@ pub const TOOL_PROMPT: Field = field(
     "none",
     "TGI's: put behind the last message; of a model whose chat template has no place for tools, behind their list",
 );
-pub const OPENAI_BEST_OF: Field = count(
+pub const COMPLETION_BEST_OF: Field = count(
     "best_of",
     1,
-    Most::BestOf,
+    SEQUENCES,
     "`n`",
-    "Generate so many sequences and answer with the `n` most likely ones",
+    "Generate so many sequences and answer with the `n` most likely ones; where more than `n`, at most `--max-best-of`",
 );
+/// Of chats.
+pub const CHAT_BEST_OF: Field = count("best_of", 1, Most::Is(1), "1", "Not supported for chats: `n` is");
 pub const SUFFIX: Field =
     field("suffix", Kind::Prompt, "none", "Not supported: put what follows the text into the prompt");
 pub const MIN_TOKENS: Field = count(
@@ -447,7 +458,7 @@ pub const USER: Field = name(
 );
 
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 33] = [
+const OPENAI: [&Field; 32] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -465,7 +476,6 @@ const OPENAI: [&Field; 33] = [
     &STOP_TOKEN_IDS,
     &IGNORE_EOS,
     &N,
-    &OPENAI_BEST_OF,
     &MAX_COMPLETION_TOKENS,
     &MIN_TOKENS,
     &WATERMARK,
@@ -482,7 +492,7 @@ const OPENAI: [&Field; 33] = [
     &PRIORITY,
     &SERVICE_TIER,
 ];
-const CHAT: [&Field; 12] = [
+const CHAT: [&Field; 13] = [
     &MESSAGES,
     &MAX_TOKENS,
     &LOGPROBS,
@@ -495,8 +505,10 @@ const CHAT: [&Field; 12] = [
     &PARALLEL_TOOL_CALLS,
     &TOOL_PROMPT,
     &REASONING_EFFORT,
+    &CHAT_BEST_OF,
 ];
-const COMPLETION: [&Field; 5] = [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX];
+const COMPLETION: [&Field; 6] =
+    [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX, &COMPLETION_BEST_OF];
 
 /// The members of a request of TGI's routes, outside `parameters`.
 pub const TGI: &[&Field] = &[&INPUTS, &PARAMETERS, &STREAM];

@@ -89,9 +89,9 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         .map(|given| Effort { field: request_fields::REASONING_EFFORT.name, given: given.into_owned() });
     let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
     unseen.warn(&mut params.warnings);
-    if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
-        return Err(ApiError::invalid("best_of", "is not supported for chats; `n` is"));
-    }
+    fields
+        .small(&request_fields::CHAT_BEST_OF)
+        .map_err(|_| ApiError::invalid("best_of", "is not supported for chats; `n` is"))?;
     let logprobs = fields.boolean(&request_fields::LOGPROBS)?.unwrap_or(false);
     let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
     if top_logprobs > 0 && !logprobs {

@@ -26,7 +26,7 @@ use crate::http::openai::stream::{self, ChunkWriter};
 use crate::http::openai::usage::Usage;
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
-use crate::http::request_fields;
+use crate::http::request_fields::{self, Most};
 use crate::http::response::{Entries, List, entries, json_in_pieces};
 use crate::http::sampling::most_likely_first;
 use crate::http::shortened::shortened;
@@ -57,10 +57,16 @@ impl CompletionRequest {
         let raw = fields.required(&request_fields::PROMPT, fields.raw(&request_fields::PROMPT))?;
         let prompts = prompts(raw, fields)?;
         let params = GenerationParams::parse(fields, served, &request_fields::completion_fields())?;
-        let best_of = fields.small(&request_fields::OPENAI_BEST_OF)?.unwrap_or(params.n);
+        let best_of = fields.small(&request_fields::COMPLETION_BEST_OF)?.unwrap_or(params.n);
         if best_of < params.n {
             let given = format!("{best_of} and {}", params.n);
             return Err(ApiError::invalid("best_of", "must be >= `n`").given(given));
+        }
+        // What is thrown away has a limit of its own.
+        if best_of > params.n && best_of > fields.limits().max_best_of {
+            let most = fields.limits().describe(Most::BestOf);
+            let text = format!("must be <= {most} where it is more than `n`");
+            return Err(ApiError::invalid("best_of", text).given(best_of.to_string()));
         }
         if best_of > params.n && params.stream {
             let message = "> `n` is not supported when the answer is streamed";
