@@ -330,6 +330,11 @@ pub const OPENAI_TEMPERATURE: Field = field(
 );
 pub const OPENAI_TOP_K: Field =
     count("top_k", -1, Most::Is(i32::MAX as u64), "off", "Sample from the so many most likely tokens");
+/// Of dialects that TGI does not have. With 0 the most likely token is taken.
+pub const NEWER_TOP_P: Field = Field { kind: Kind::Number { low: Low::AtLeast(0.0), high: 1.0 }, ..TOP_P };
+/// Of dialects that TGI does not have. OpenAI's seeds may be negative.
+pub const NEWER_SEED: Field =
+    count("seed", i64::MIN, Most::Is(u64::MAX), "random", "Makes sampling repeatable; -1 is a random one");
 pub const MIN_P: Field = field(
     "min_p",
     Kind::Number { low: Low::AtLeast(0.0), high: 1.0 },
@@ -564,10 +569,10 @@ pub fn responses_fields() -> Vec<&'static Field> {
         &STREAM,
         &MAX_OUTPUT_TOKENS,
         &OPENAI_TEMPERATURE,
-        &TOP_P,
+        &NEWER_TOP_P,
         &OPENAI_TOP_K,
         &MIN_P,
-        &SEED,
+        &NEWER_SEED,
         &STOP,
         &FREQUENCY_PENALTY,
         &PRESENCE_PENALTY,
@@ -620,7 +625,7 @@ pub fn anthropic_fields() -> Vec<&'static Field> {
         &STREAM,
         &STOP_SEQUENCES,
         &OPENAI_TEMPERATURE,
-        &TOP_P,
+        &NEWER_TOP_P,
         &OPENAI_TOP_K,
         &TOOLS,
         &TOOL_CHOICE,

@@ -504,6 +504,20 @@ async fn chats_have_no_best_of() {
     assert_eq!((most("ChatRequest"), most("CompletionRequest")), (json!(1), json!(u32::MAX)));
 }
 
+/// The most likely token is taken, as OpenAI documents it.
+#[tokio::test]
+async fn top_p_0_is_greedy_where_it_may_be() {
+    let served = Served::default().await;
+    let text = async |more: Value| {
+        let mut body = json!({"input": "hello", "max_output_tokens": 20});
+        merge(&mut body, more);
+        served.post("/v1/responses", body).await.good()["output"][0]["content"][0]["text"].clone()
+    };
+    assert_eq!(text(json!({"temperature": 1, "top_p": 0})).await, text(json!({"temperature": 0})).await);
+    let message = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "top_p": 0});
+    served.post("/v1/messages", message).await.good();
+}
+
 #[tokio::test]
 async fn headers_count_as_usage_does() {
     let served = Served::default().await;

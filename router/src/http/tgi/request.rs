@@ -174,7 +174,7 @@ fn sampling(p: &Fields) -> Result<(Sampling, Option<u64>), ApiError> {
     let top_p = p.number(&request_fields::TOP_P)?.unwrap_or(1.0);
     let typical_p = p.number(&request_fields::TYPICAL_P)?.unwrap_or(1.0);
     let do_sample = p.boolean(&request_fields::DO_SAMPLE)?.unwrap_or(false);
-    let seed = p.unsigned(&request_fields::SEED)?.unwrap_or_else(rand::random);
+    let seed = p.unsigned(&request_fields::SEED)?.unwrap_or_else(sampling::drawn_seed);
     let temperature = temperature.unwrap_or(1.0);
     let samples = do_sample || temperature != 1.0 || top_k != 0 || top_p < 1.0 || typical_p < 1.0;
     let sampling = Sampling {
@@ -241,6 +241,17 @@ mod tests {
             assert_eq!(asked.request.sampling.temperature, 0.0, "{parameters}");
             assert_eq!(asked.request.reported_seed, None);
         }
+    }
+
+    /// JavaScript's numbers are exact below 2^53, and what is read of them is sent again.
+    #[test]
+    fn a_seed_that_is_drawn_can_be_read_by_every_client() {
+        let seeds =
+            (0..1000).map(|_| generate(r#"{"do_sample": true}"#).expect("valid").request.reported_seed);
+        let seeds: Vec<u64> = seeds.map(|seed| seed.expect("it samples")).collect();
+        assert!(seeds.iter().all(|seed| *seed < 1 << 53), "{seeds:?}");
+        assert!(seeds.iter().any(|seed| *seed >= 1 << 50), "they have all of these bits");
+        assert_eq!(seeds.iter().collect::<std::collections::HashSet<_>>().len(), seeds.len());
     }
 
     #[test]
