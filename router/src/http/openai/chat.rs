@@ -24,6 +24,7 @@ use crate::http::chats::tools::Tools;
 use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::error::{ApiError, Family, FieldNames, Place};
 use crate::http::fields::Fields;
+use crate::http::markdown_images::MarkdownImages;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
@@ -79,7 +80,7 @@ pub fn rendered(
 }
 
 fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
-    let (messages, unseen) = messages(fields)?;
+    let (messages, unseen, images) = messages(fields)?;
     let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
         Some(Value::Object(variables)) => variables,
         _ => Map::new(),
@@ -89,6 +90,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         .map(|given| Effort { field: request_fields::REASONING_EFFORT.name, given: given.into_owned() });
     let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
     unseen.warn(&mut params.warnings);
+    images.warn(&mut params.warnings);
     fields
         .small(&request_fields::CHAT_BEST_OF)
         .map_err(|_| ApiError::invalid("best_of", "is not supported for chats; `n` is"))?;
@@ -118,24 +120,33 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
 }
 
 /// The conversation. Every message is an object with a role, and content that a template can read.
-fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen), ApiError> {
+fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), ApiError> {
     let messages = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
     let Value::Array(mut messages) = messages else { unreachable!("the table says that it is a list") };
     let place = Place::from(request_fields::MESSAGES.name);
     if messages.is_empty() {
         return Err(ApiError::invalid(place, "must have at least one message"));
     }
-    let mut unseen = Unseen::default();
+    let (mut unseen, mut images) = (Unseen::default(), MarkdownImages::of(fields.limits()));
     for message in objects(&place, &messages) {
         let message = message?;
-        let is_result = message.text("role")? == TOOL;
+        let role = message.text("role")?;
+        let is_result = role == TOOL;
+        // Of what the model and its tools said nobody has sent an image.
+        let may_send = SENDERS.contains(&role);
         check_calls(&message)?;
         let has_said = message.value("role") == "assistant"
             && SAID.into_iter().any(|name| message.value(name).is_string());
         match message.get("content") {
+            Some(Value::String(text)) if may_send => images.look(&message.at("content"), text)?,
             Some(Value::String(_)) => {}
             Some(Value::Array(parts)) => {
-                check_parts(&message.at("content"), parts, is_result.then_some(&mut unseen))?;
+                let place = message.at("content");
+                check_parts(&place, parts, is_result.then_some(&mut unseen))?;
+                for (index, part) in parts.iter().enumerate().filter(|_| may_send) {
+                    let text = part["text"].as_str().unwrap_or_default();
+                    images.look(&place.entry(index).member("text"), text)?;
+                }
             }
             None if message.get("tool_calls").is_some() || has_said => {}
             None => return Err(message.wrong("content", "is required")),
@@ -148,7 +159,7 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen), ApiError> {
         refusals_as_text(message);
         unseen_as_text(message);
     }
-    Ok((messages, unseen))
+    Ok((messages, unseen, images))
 }
 
 /// Members in place of which the content of an assistant's message may be missing.
@@ -167,6 +178,9 @@ fn refusals_as_text(message: &mut Value) {
         message["content"] = refusal;
     }
 }
+
+/// Whose messages are the client's own.
+const SENDERS: [&str; 3] = ["user", "system", "developer"];
 
 /// Whose messages are results.
 const TOOL: &str = "tool";

@@ -17,9 +17,10 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::http::body;
-use crate::http::error::{ApiError, Family, FieldNames};
+use crate::http::error::{ApiError, Family, FieldNames, Place};
 use crate::http::fields::Fields;
 use crate::http::json::text_of;
+use crate::http::markdown_images::MarkdownImages;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
@@ -56,7 +57,15 @@ impl CompletionRequest {
     fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
         let raw = fields.required(&request_fields::PROMPT, fields.raw(&request_fields::PROMPT))?;
         let prompts = prompts(raw, fields)?;
-        let params = GenerationParams::parse(fields, served, &request_fields::completion_fields())?;
+        let mut params = GenerationParams::parse(fields, served, &request_fields::completion_fields())?;
+        let mut images = MarkdownImages::of(fields.limits());
+        for (index, input) in prompts.iter().enumerate() {
+            if let Input::Text(text) = input {
+                let place = Place::from(request_fields::PROMPT.name);
+                images.look(&if prompts.len() > 1 { place.entry(index) } else { place }, text)?;
+            }
+        }
+        images.warn(&mut params.warnings);
         let best_of = fields.small(&request_fields::COMPLETION_BEST_OF)?.unwrap_or(params.n);
         if best_of < params.n {
             let given = format!("{best_of} and {}", params.n);

@@ -9,6 +9,7 @@ use penstock_core::scheduler::Sampling;
 use crate::http::constraints;
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::fields::Fields;
+use crate::http::markdown_images::MarkdownImages;
 use crate::http::request_fields;
 use crate::http::sampling;
 use crate::http::shortened::shortened;
@@ -76,6 +77,9 @@ impl GenerateRequest {
         if fields.boolean(&request_fields::STREAM)?.is_some_and(|stream| stream != route.streams()) {
             warnings.no_effect("stream", "here: the route decides");
         }
+        let mut images = MarkdownImages::of(fields.limits());
+        images.look(&request_fields::INPUTS.name.into(), &inputs)?;
+        images.warn(&mut warnings);
         warnings.unknown(fields, "", names(request_fields::TGI));
         warnings.unknown(p, "parameters.", names(request_fields::TGI_PARAMETERS));
         let best_of = p.small(&request_fields::BEST_OF)?.unwrap_or(1);
@@ -195,6 +199,7 @@ mod tests {
     use super::*;
     use crate::http::error::Family;
     use crate::http::fields::tests::limits;
+    use crate::limits::Limits;
 
     fn parsed(body: &str, route: Route) -> Result<GenerateRequest, String> {
         let limits = limits();
@@ -252,6 +257,22 @@ mod tests {
         assert!(seeds.iter().all(|seed| *seed < 1 << 53), "{seeds:?}");
         assert!(seeds.iter().any(|seed| *seed >= 1 << 50), "they have all of these bits");
         assert_eq!(seeds.iter().collect::<std::collections::HashSet<_>>().len(), seeds.len());
+    }
+
+    #[test]
+    fn an_image_that_is_not_shown_to_the_model_is_named() {
+        let limits = Limits { images_left_out: true, ..limits() };
+        let parsed = |inputs: &str| {
+            let body = serde_json::json!({"inputs": inputs}).to_string();
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            GenerateRequest::parse(&fields, Route::Stream).map_err(|error| error.to_string())
+        };
+        let asked = parsed("![](https://x.org/rabbit.png)What is this a picture of?").expect("valid");
+        let line = "`inputs` has an image, which has no effect here: only text is supported, and the model reads the URL";
+        assert_eq!(asked.warnings.lines(), [line]);
+        let refused =
+            parsed("![](data:image/png;base64,iVBORw0KGgo=)What is this?").err().expect("no prompt");
+        assert_eq!(refused, "`inputs` has an image as a data: URL, which is not supported yet: only text is");
     }
 
     #[test]
