@@ -403,7 +403,7 @@ mod tests {
             let body = format!("{{{more}}}");
             let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
             let mut warnings = Warnings::default();
-            Tools::parse(&fields, &Shape::CHAT, &mut warnings).expect("valid");
+            Tools::parse(&fields, &Shape::CHAT, &[], &mut warnings).expect("valid");
             warnings.lines().into_iter().map(str::to_owned).collect::<Vec<_>>()
         };
         let why = "has no effect where no tool may be called";
