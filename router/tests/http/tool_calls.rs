@@ -474,7 +474,7 @@ async fn tools_among_the_items_are_called_as_others_are() {
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
         item,
     ]);
-    let body = json!({"input": input, "max_output_tokens": 400});
+    let body = json!({"input": input, "max_output_tokens": 400, "frequency_penalty": 0.1});
     let call =
         "<tool_call>\n{\"name\": \"functions__exec\", \"arguments\": {\"input\": \"ls -l\"}}\n</tool_call>";
     family.says(call);
