@@ -229,7 +229,7 @@ OPENAI_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [""]}, "stop", "empty string"),
     ({"stop": 5}, "stop", "a string or a list"),
     ({"stop_token_ids": [4096]}, "stop_token_ids", "< 4096"),
-    ({"n": 3}, "n", "--max-best-of"),
+    ({"n": 1000}, "n", "--max-concurrent-requests"),
     ({"min_p": 1.5}, "min_p", "<= 1"),
     ({"ignore_eos": "yes"}, "ignore_eos", "true or false"),
     ({"max_completion_tokens": 9}, "max_completion_tokens", "must agree"),

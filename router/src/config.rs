@@ -150,7 +150,7 @@ pub struct RouterArgs {
     #[arg(long, env, help_heading = "Watermark", default_value_t = 2.0, value_parser = parse_delta)]
     pub watermark_delta: f32,
 
-    /// Most `n` of the OpenAI routes and `best_of`
+    /// Most `best_of`, on the OpenAI routes where it is more than `n`
     #[arg(long, env, default_value_t = 2, help_heading = "Limits", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_best_of: u32,
     /// Most stop strings in one request

@@ -1,7 +1,8 @@
 //! The router: HTTP in, step plans out. `run` wires the rooms:
 //!
 //! - `http` speaks to clients, in TGI's and OpenAI's dialects;
-//! - `address` knows where clients come from, `limits` what this server can take, `telemetry` what operators see;
+//! - `address` knows where clients come from, `limits` what this server can take, `images` what of its model is left out,
+//!   `telemetry` what operators see;
 //! - `grammars` compiles what a text has to be;
 //! - below them `penstock-core` makes tokens of texts, batches of tokens, and texts of tokens.
 
@@ -10,6 +11,7 @@ mod allowed_host;
 pub mod config;
 mod grammars;
 pub mod http;
+mod images;
 pub mod limits;
 pub mod telemetry;
 
@@ -231,11 +233,14 @@ async fn load(
     let tokenizer_config = args.tokenizer_config_path.clone();
     let workers = args.validation_workers;
     let prompt = async {
-        let loading = move || Prompt::load(&dir, tokenizer.as_deref(), tokenizer_config.as_deref(), workers);
-        let prompt = tokio::task::spawn_blocking(loading).await;
-        let prompt = prompt.map_err(|error| RunError::Tokenizer(error.to_string()))??;
+        let loading = move || {
+            let prompt = Prompt::load(&dir, tokenizer.as_deref(), tokenizer_config.as_deref(), workers)?;
+            Ok::<_, RunError>((prompt, images::are_left_out(&dir)))
+        };
+        let loaded = tokio::task::spawn_blocking(loading).await;
+        let (prompt, images_left_out) = loaded.map_err(|error| RunError::Tokenizer(error.to_string()))??;
         info!("loaded the tokenizer in {:.1} s", seconds());
-        Ok::<_, RunError>(Arc::new(prompt))
+        Ok::<_, RunError>((Arc::new(prompt), images_left_out))
     };
     let group = async {
         let group = Group::start(source.as_ref(), |model| {
@@ -253,12 +258,13 @@ async fn load(
         });
         Ok::<_, RunError>(group.await?)
     };
-    let (prompt, group) = tokio::try_join!(prompt, group)?;
+    let ((prompt, images_left_out), group) = tokio::try_join!(prompt, group)?;
 
     let model = group.description().clone();
     let (max_step_tokens, max_slots) = (group.limits().max_step_tokens, group.limits().max_slots);
     let cache_tokens = group.cache_tokens();
     let limits = Limits::derive(args, &model, group.max_sequence_tokens())?;
+    let limits = Limits { images_left_out, ..limits };
     info!(
         "warmed up in {:.1} s: {cache_tokens} tokens of KV cache, at most {} of prompt and {} in all per request",
         seconds(),

@@ -23,6 +23,8 @@ pub struct Limits {
     pub highest_priority: i32,
     /// What has no effect is refused.
     pub strict_requests: bool,
+    /// The model reads images, of which none is served: `images`.
+    pub images_left_out: bool,
 }
 
 /// What a priority may be; the lower number goes first.
@@ -185,6 +187,7 @@ impl Limits {
             vocab_size: model.vocab_size,
             highest_priority: args.highest_priority,
             strict_requests: args.strict_requests,
+            images_left_out: false,
         })
     }
 

@@ -46,7 +46,8 @@ fn markdown() -> String {
          the status by which its users retry. `docs/errors.md` has every cause, and what its receiver does.\n\n\
          A stream begins with its first token, and what fails before it has its status (422, 429, 503, ...). But no client waits\n\
          longer than 15 s for the head of a stream: where queue and prompt take more, it is 200 by then, every 15 s of silence\n\
-         bring a comment (`:`), and what fails from then on is the stream's last event, an error in the shape of its route.\n\n\
+         bring a comment (`:`), in chats behind it a chunk with an empty `delta.content`, on `/v1/responses` in its place the event\n\
+         `response.in_progress`, and what fails from then on is the stream's last event, an error in the shape of its route.\n\n\
          | route | |\n|---|---|\n",
     );
     for route in &ROUTES {
@@ -91,6 +92,7 @@ fn bounds(field: &Field) -> String {
     match field.kind {
         Kind::Boolean => "true or false".into(),
         Kind::Integer { least, most: bound } => match most(bound) {
+            Some(most) if most == least.to_string() => most,
             Some(most) => format!("{least} to {most}"),
             None => format!("{least} or more"),
         },

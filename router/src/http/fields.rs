@@ -315,6 +315,7 @@ pub mod tests {
             vocab_size: 1000,
             highest_priority: -5,
             strict_requests: false,
+            images_left_out: false,
         }
     }
 

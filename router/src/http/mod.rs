@@ -16,6 +16,7 @@ mod handlers;
 mod host;
 mod json;
 mod kserve;
+mod markdown_images;
 mod not_found;
 mod openai;
 mod openapi;

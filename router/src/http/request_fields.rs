@@ -180,6 +180,9 @@ pub const DEADLINE: Field = count(
     "Milliseconds after the request's arrival by which the answer must be complete",
 );
 
+/// Keeps counts within 32 bits: a request's sequences are bounded together, once its prompts are known.
+const SEQUENCES: Most = Most::Is(u32::MAX as u64);
+
 /// More than any model has positions; keeps lengths within 32 bits.
 const TOKENS: Most = Most::Is(u32::MAX as u64);
 
@@ -327,6 +330,11 @@ pub const OPENAI_TEMPERATURE: Field = field(
 );
 pub const OPENAI_TOP_K: Field =
     count("top_k", -1, Most::Is(i32::MAX as u64), "off", "Sample from the so many most likely tokens");
+/// Of dialects that TGI does not have. With 0 the most likely token is taken.
+pub const NEWER_TOP_P: Field = Field { kind: Kind::Number { low: Low::AtLeast(0.0), high: 1.0 }, ..TOP_P };
+/// Of dialects that TGI does not have. OpenAI's seeds may be negative.
+pub const NEWER_SEED: Field =
+    count("seed", i64::MIN, Most::Is(u64::MAX), "random", "Makes sampling repeatable; -1 is a random one");
 pub const MIN_P: Field = field(
     "min_p",
     Kind::Number { low: Low::AtLeast(0.0), high: 1.0 },
@@ -338,7 +346,13 @@ pub const COMPLETION_MAX_TOKENS: Field =
     count("max_tokens", 0, TOKENS, "as many as fit", "Most tokens to generate; 0 only together with `echo`");
 pub const MAX_COMPLETION_TOKENS: Field =
     count("max_completion_tokens", 1, TOKENS, "as many as fit", "The same as `max_tokens`");
-pub const N: Field = count("n", 1, Most::BestOf, "1", "Answers to generate, with seeds seed, seed + 1, ...");
+pub const N: Field = count(
+    "n",
+    1,
+    SEQUENCES,
+    "1",
+    "Answers to generate, with seeds seed, seed + 1, ...; those to all prompts together are at most `--max-concurrent-requests`",
+);
 pub const LOGPROBS: Field = flag("logprobs", "Report the log probability of every token");
 pub const TOP_LOGPROBS: Field =
     count("top_logprobs", 0, Most::TopTokens, "0", "Report so many alternatives for every token");
@@ -417,13 +431,15 @@ pub const TOOL_PROMPT: Field = field(
     "none",
     "TGI's: put behind the last message; of a model whose chat template has no place for tools, behind their list",
 );
-pub const OPENAI_BEST_OF: Field = count(
+pub const COMPLETION_BEST_OF: Field = count(
     "best_of",
     1,
-    Most::BestOf,
+    SEQUENCES,
     "`n`",
-    "Generate so many sequences and answer with the `n` most likely ones",
+    "Generate so many sequences and answer with the `n` most likely ones; where more than `n`, at most `--max-best-of`",
 );
+/// Of chats.
+pub const CHAT_BEST_OF: Field = count("best_of", 1, Most::Is(1), "1", "Not supported for chats: `n` is");
 pub const SUFFIX: Field =
     field("suffix", Kind::Prompt, "none", "Not supported: put what follows the text into the prompt");
 pub const MIN_TOKENS: Field = count(
@@ -447,7 +463,7 @@ pub const USER: Field = name(
 );
 
 /// The members that both of OpenAI's dialects read.
-const OPENAI: [&Field; 33] = [
+const OPENAI: [&Field; 32] = [
     &MODEL,
     &STREAM,
     &STREAM_OPTIONS,
@@ -465,7 +481,6 @@ const OPENAI: [&Field; 33] = [
     &STOP_TOKEN_IDS,
     &IGNORE_EOS,
     &N,
-    &OPENAI_BEST_OF,
     &MAX_COMPLETION_TOKENS,
     &MIN_TOKENS,
     &WATERMARK,
@@ -482,7 +497,7 @@ const OPENAI: [&Field; 33] = [
     &PRIORITY,
     &SERVICE_TIER,
 ];
-const CHAT: [&Field; 12] = [
+const CHAT: [&Field; 13] = [
     &MESSAGES,
     &MAX_TOKENS,
     &LOGPROBS,
@@ -495,8 +510,10 @@ const CHAT: [&Field; 12] = [
     &PARALLEL_TOOL_CALLS,
     &TOOL_PROMPT,
     &REASONING_EFFORT,
+    &CHAT_BEST_OF,
 ];
-const COMPLETION: [&Field; 5] = [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX];
+const COMPLETION: [&Field; 6] =
+    [&PROMPT, &COMPLETION_MAX_TOKENS, &COMPLETION_LOGPROBS, &ECHO, &SUFFIX, &COMPLETION_BEST_OF];
 
 /// The members of a request of TGI's routes, outside `parameters`.
 pub const TGI: &[&Field] = &[&INPUTS, &PARAMETERS, &STREAM];
@@ -552,10 +569,10 @@ pub fn responses_fields() -> Vec<&'static Field> {
         &STREAM,
         &MAX_OUTPUT_TOKENS,
         &OPENAI_TEMPERATURE,
-        &TOP_P,
+        &NEWER_TOP_P,
         &OPENAI_TOP_K,
         &MIN_P,
-        &SEED,
+        &NEWER_SEED,
         &STOP,
         &FREQUENCY_PENALTY,
         &PRESENCE_PENALTY,
@@ -608,7 +625,7 @@ pub fn anthropic_fields() -> Vec<&'static Field> {
         &STREAM,
         &STOP_SEQUENCES,
         &OPENAI_TEMPERATURE,
-        &TOP_P,
+        &NEWER_TOP_P,
         &OPENAI_TOP_K,
         &TOOLS,
         &TOOL_CHOICE,

@@ -10,6 +10,12 @@ pub fn temperature(given: f64) -> f32 {
     if given >= MIN_TEMPERATURE { given as f32 } else { 0.0 }
 }
 
+/// A seed for a request that names none. It is told, to be sent again: below 2^53, as JavaScript's numbers are exact, and Java's
+/// and .NET's `long` has it.
+pub fn drawn_seed() -> u64 {
+    rand::random::<u64>() >> 11
+}
+
 /// For `best_of`: by the mean log probability of a token.
 pub fn most_likely_first(candidates: &mut [(Vec<TokenEvent>, Done)]) {
     let likelihood = |(tokens, _): &(Vec<TokenEvent>, Done)| {

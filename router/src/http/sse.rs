@@ -1,9 +1,9 @@
-//! Server-sent events as TGI frames them: `data: ` + one line of JSON + a blank line, a comment when
+//! Server-sent events as TGI frames them: `data: ` + one line of JSON + a blank line, a comment or an event of the dialect's when
 //! nothing was said for a while. Events that are there together go out with one write.
 
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -91,6 +91,11 @@ impl Encoder {
         self.buffer.extend_from_slice(b"\n\n");
     }
 
+    /// What says nothing. It keeps proxies from giving up, and clients that count bytes.
+    pub fn comment(&mut self) {
+        self.buffer.extend_from_slice(b":\n\n");
+    }
+
     /// How OpenAI's streams end.
     pub fn done(&mut self) {
         self.buffer.extend_from_slice(b"data: [DONE]\n\n");
@@ -105,7 +110,7 @@ impl Encoder {
 }
 
 /// Waits for `first`, what a stream begins with, so that a failure before it can be the status of the answer. But no longer than
-/// a stream is silent: from then on its head and comments keep proxies and clients from giving up. Whether it came.
+/// a stream is silent: from then on its head and what breaks the silence keep proxies and clients from giving up. Whether it came.
 pub async fn begun<E>(first: impl Future<Output = Result<(), E>>) -> Result<bool, E> {
     match timeout(KEEP_ALIVE, first).await {
         Ok(first) => first.map(|()| true),
@@ -117,6 +122,11 @@ pub async fn begun<E>(first: impl Future<Output = Result<(), E>>) -> Result<bool
 pub trait EventSource: Send + Unpin + 'static {
     /// Encodes what comes next, which may come to no event. `Break`: nothing follows.
     fn poll_encode(&mut self, context: &mut Context<'_>, encoder: &mut Encoder) -> Poll<ControlFlow<()>>;
+
+    /// Encodes what is told after every `KEEP_ALIVE` of silence. A comment is no event: for clients that count those a dialect has one.
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        encoder.comment();
+    }
 }
 
 /// The answer that tells the events of `source`.
@@ -167,10 +177,10 @@ impl<S: EventSource> Events for Telling<S> {
             self.silence.last = Instant::now();
             return Poll::Ready(Some(self.encoder.take()));
         }
-        match waits {
-            true => self.silence.poll(context).map(Some),
-            false => Poll::Ready(None),
-        }
+        let Some(source) = self.source.as_mut().filter(|_| waits) else { return Poll::Ready(None) };
+        ready!(self.silence.poll(context));
+        source.break_silence(&mut self.encoder);
+        Poll::Ready(Some(self.encoder.take()))
     }
 
     fn gather(&mut self, events: &Waker) -> bool {
@@ -187,7 +197,7 @@ impl<S: EventSource> Events for Telling<S> {
     }
 }
 
-/// Says a comment after every `KEEP_ALIVE` of silence.
+/// Says when it has lasted for another `KEEP_ALIVE`.
 struct Silence {
     /// Set anew only when it fires, not for every event.
     timer: Pin<Box<Sleep>>,
@@ -201,7 +211,7 @@ impl Silence {
         Self { timer: Box::pin(sleep_until(last + KEEP_ALIVE)), gate: WakeGate::default(), last }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Self { timer, gate, last } = self;
         while gate.poll(context, |context| timer.as_mut().poll(context)).is_ready() {
             let now = Instant::now();
@@ -211,7 +221,7 @@ impl Silence {
             }
             timer.as_mut().reset(*last + KEEP_ALIVE);
             if is_silent {
-                return Poll::Ready(Bytes::from_static(b":\n\n"));
+                return Poll::Ready(());
             }
         }
         Poll::Pending
@@ -219,9 +229,7 @@ impl Silence {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::task::ready;
-
+pub mod tests {
     use futures::StreamExt;
     use futures::future::poll_fn;
     use tokio::sync::mpsc;
@@ -313,6 +321,17 @@ mod tests {
         assert_eq!(begin.elapsed().as_secs(), 55);
         drop(sender);
         assert_eq!(next().await, None);
+    }
+
+    /// What `source`, which says nothing, is made to say within so many seconds.
+    pub async fn told_in_silence(source: impl EventSource, seconds: u64) -> String {
+        let (mut stream, _) = direct::body(Telling::new(source));
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let mut told = Vec::new();
+        while let Ok(Some(part)) = tokio::time::timeout_at(end, stream.next()).await {
+            told.extend_from_slice(&part.expect("no panic"));
+        }
+        String::from_utf8(told).expect("UTF-8")
     }
 
     #[tokio::test(start_paused = true)]

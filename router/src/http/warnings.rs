@@ -63,6 +63,11 @@ impl Warnings {
         self.push(name.into(), format!("`{name}` has no effect {why}"));
     }
 
+    /// Of a field that is not without effect as a whole.
+    pub fn part_without_effect(&mut self, name: &str, part: &str, why: &str) {
+        self.push(name.into(), format!("`{name}` has {part}, which has no effect {why}"));
+    }
+
     /// Names what is given and in none of the route's tables. `path` goes before the names.
     pub fn unknown<'t>(&mut self, fields: &Fields, path: &str, known: impl Iterator<Item = &'t str> + Clone) {
         for name in fields.names() {

@@ -314,6 +314,7 @@ fn describe() {
     describe_gauge!("penstock_kv_blocks_used", "KV blocks held by running sequences");
     describe_gauge!("penstock_kv_blocks_cached", "KV blocks kept for the prefix cache, taken when needed");
     describe_gauge!("penstock_kv_blocks_free", "KV blocks that hold nothing");
+    describe_gauge!("penstock_kv_cache_usage", "KV blocks held by running sequences, of all: 0 to 1");
     describe_gauge!("penstock_kv_pages", "KV pages held or kept, by what their layers attend to");
     describe_gauge!("penstock_states", "Recurrent states held, by what holds them");
     describe_gauge!("penstock_state_places", "Places for recurrent states, by what holds them");

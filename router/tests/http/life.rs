@@ -376,7 +376,7 @@ fn streams() -> [(&'static str, Value); 5] {
 }
 
 #[tokio::test]
-async fn a_stream_that_waits_long_has_its_head_and_comments_before_its_first_token() {
+async fn a_stream_that_waits_long_has_its_head_and_signs_of_life_before_its_first_token() {
     for (path, body) in streams() {
         let gate = Gate::default();
         let served = Served::ready(held(gate.holding_from(0))).await;
@@ -394,10 +394,25 @@ async fn a_stream_that_waits_long_has_its_head_and_comments_before_its_first_tok
         assert_eq!(answer.status(), 200, "{path}");
         assert_eq!(answer.headers()["content-type"], "text/event-stream", "{path}");
         let mut body = answer.into_body();
-        for _ in 0..2 {
+        for nth in 0..2 {
             let (frame, ()) = tokio::join!(within(body.frame()), pass(15));
-            let comment = frame.expect("a frame").expect("no broken connection").into_data().expect("data");
-            assert_eq!(comment, ":\n\n", "{path}");
+            let sign = frame.expect("a frame").expect("no broken connection").into_data().expect("data");
+            let sign = std::str::from_utf8(&sign).expect("UTF-8");
+            match path {
+                "/v1/chat/completions" => {
+                    let chunk = sign.strip_prefix(":\n\ndata: ").unwrap_or_else(|| panic!("{sign}"));
+                    let chunk: Value = serde_json::from_str(chunk).expect("one chunk");
+                    let delta = &chunk["choices"][0]["delta"];
+                    assert_eq!((&delta["content"], delta.get("role").is_some()), (&json!(""), nth == 0));
+                }
+                "/v1/responses" => {
+                    let kinds: Vec<_> =
+                        sign.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+                    let expected = ["response.created", "response.in_progress"];
+                    assert_eq!(kinds, expected[nth..]);
+                }
+                _ => assert_eq!(sign, ":\n\n", "{path}"),
+            }
         }
         gate.open();
         let rest = within(body.collect()).await.expect("a whole body").to_bytes();

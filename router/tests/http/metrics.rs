@@ -55,6 +55,16 @@ async fn a_first_token_behind_its_head_is_timed_once() {
         text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok()).unwrap_or(0.0)
     };
     assert_eq!(timed().await, 0.0);
+    // Nothing changes while the steps are held.
+    let text = String::from_utf8(served.get("/metrics").await.body.to_vec()).expect("UTF-8");
+    let gauge = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("{name} in\n{text}")).trim().parse().expect("a number")
+    };
+    let used = gauge("penstock_kv_blocks_used");
+    let all = used + gauge("penstock_kv_blocks_cached") + gauge("penstock_kv_blocks_free");
+    let usage = gauge("penstock_kv_cache_usage");
+    assert!(usage > 0.0 && (usage - used / all).abs() < 1e-12, "{usage} {used} {all}");
     gate.open();
     first.rest().await;
     second.rest().await;

@@ -464,6 +464,56 @@ async fn what_an_answer_finds_of_another_to_the_same_prompt_was_not_cached() {
     assert_eq!(cached(&served.post("/v1/chat/completions", chat).await.good()["usage"]), 0);
 }
 
+/// As Ragas asks for three in one request. `--max-best-of`, 2 unless told otherwise, is for answers that are thrown away.
+#[tokio::test]
+async fn n_answers_are_bounded_by_the_places_alone() {
+    let served = Served::default().await;
+    let count = |answer: &Value| answer["choices"].as_array().expect("choices").len();
+    let three = json!({"n": 3, "temperature": 1});
+    assert_eq!(count(&served.post("/v1/chat/completions", chat(three)).await.good()), 3);
+    let completion = |more: Value| {
+        let mut body = json!({"prompt": "hello", "max_tokens": 2, "temperature": 1});
+        merge(&mut body, more);
+        served.post("/v1/completions", body)
+    };
+    assert_eq!(count(&completion(json!({"n": 5})).await.good()), 5);
+    assert_eq!(count(&completion(json!({"n": 3, "best_of": 3})).await.good()), 3);
+    for (more, says) in [
+        (
+            json!({"n": 3, "best_of": 4}),
+            "`best_of` must be <= 2 (--max-best-of) where it is more than `n`. Given: 4",
+        ),
+        (json!({"n": 129}), "`n` must ask for <= 128 sequences (--max-concurrent-requests). Given: 129"),
+    ] {
+        let answer = completion(more).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["message"]), (422, &json!(says)));
+    }
+}
+
+/// What OpenAPI says of `best_of` in chats is what they take.
+#[tokio::test]
+async fn chats_have_no_best_of() {
+    let served = Served::default().await;
+    assert_eq!(served.post("/v1/chat/completions", chat(json!({"n": 2, "best_of": 1}))).await.status, 200);
+    let refused = served.post("/v1/chat/completions", chat(json!({"n": 2, "best_of": 2}))).await;
+    assert_eq!(refused.status, 422);
+    assert_eq!(refused.json()["error"]["message"], "`best_of` is not supported for chats; `n` is");
+    let document = served.get("/api-doc/openapi.json").await.good();
+    let most =
+        |name: &str| document["components"]["schemas"][name]["properties"]["best_of"]["maximum"].clone();
+    assert_eq!((most("ChatRequest"), most("CompletionRequest")), (json!(1), json!(u32::MAX)));
+}
+
+/// As OpenAI and Anthropic document it. What it comes to is the workers' own.
+#[tokio::test]
+async fn top_p_0_is_taken_on_routes_that_tgi_does_not_have() {
+    let served = Served::default().await;
+    let answer = json!({"input": "hello", "max_output_tokens": 2, "top_p": 0, "seed": -1});
+    assert_eq!(served.post("/v1/responses", answer).await.good()["top_p"], 0);
+    let message = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "top_p": 0});
+    served.post("/v1/messages", message).await.good();
+}
+
 #[tokio::test]
 async fn headers_count_as_usage_does() {
     let served = Served::default().await;

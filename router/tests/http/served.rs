@@ -47,6 +47,8 @@ pub struct Setup {
     pub script: Script,
     pub flags: Vec<&'static str>,
     pub chat_template: &'static str,
+    /// What the model's config.json has.
+    pub model_config: Value,
     /// As the hub names the model's task.
     pub pipeline_tag: Option<&'static str>,
     /// The model's files are there once this is notified; else at once.
@@ -67,6 +69,7 @@ impl Default for Setup {
             flags: Vec::new(),
             chat_template: "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}\
                 {% if add_generation_prompt %}<|turn|>assistant {% endif %}",
+            model_config: json!({}),
             pipeline_tag: Some("text-generation"),
             fetched: None,
         }
@@ -102,6 +105,8 @@ impl Served {
             setup.vocabulary.end(),
             setup.chat_template,
         );
+        let model_config = folder.path().join("config.json");
+        std::fs::write(model_config, setup.model_config.to_string()).expect("written");
         let sockets = folder.path().join("sockets");
         std::fs::create_dir(&sockets).expect("a folder");
         let workers = Arc::new(MockSource::with_script(setup.mock, sockets, setup.script));

@@ -52,6 +52,62 @@ async fn details_tell_every_token_and_the_headers_where_the_time_went() {
     }
 }
 
+/// As TGI's tutorial asks a model that reads images, of which only the text is served here.
+#[tokio::test]
+async fn an_image_in_markdown_is_named_where_the_model_would_have_seen_it() {
+    let rabbit = "![](https://x.org/rabbit.png)What is this a picture of?";
+    let generate = |inputs: &str| json!({"inputs": inputs, "parameters": {"max_new_tokens": 2}});
+    let chat = |content: Value| json!({"messages": [{"role": "user", "content": content}], "max_tokens": 2});
+    let reads_images =
+        json!({"model_type": "llava_next", "vision_config": {"model_type": "clip_vision_model"}});
+    let served = async |model_config: &Value, flags: &[&'static str]| {
+        let (model_config, flags) = (model_config.clone(), flags.to_vec());
+        Served::ready(Setup { model_config, flags, ..Setup::default() }).await
+    };
+    let asked = [
+        ("/generate", generate(rabbit), "inputs"),
+        ("/v1/completions", json!({"prompt": rabbit, "max_tokens": 2}), "prompt"),
+        ("/v1/chat/completions", chat(json!(rabbit)), "messages[0].content"),
+        (
+            "/v1/chat/completions",
+            chat(json!([{"type": "text", "text": rabbit}])),
+            "messages[0].content[0].text",
+        ),
+    ];
+    let lenient = served(&reads_images, &[]).await;
+    for (path, body, place) in &asked {
+        let answer = lenient.post(path, body.clone()).await.good();
+        let line = format!(
+            "`{place}` has an image, which has no effect here: only text is supported, and the model reads the URL"
+        );
+        assert_eq!(answer["warnings"], json!([line]), "{path}");
+        let embedded =
+            body.to_string().replace("https://x.org/rabbit.png", "data:image/png;base64,iVBORw0KGgo=");
+        let refused = lenient.post(path, serde_json::from_str(&embedded).expect("JSON")).await;
+        assert_eq!(refused.status, 422, "{path}");
+        let says = format!("`{place}` has an image as a data: URL, which is not supported yet: only text is");
+        let said = String::from_utf8(refused.body.to_vec()).expect("UTF-8");
+        assert!(said.contains(&says), "{path}: {said}");
+    }
+    let events = lenient.events("/generate_stream", generate(rabbit)).await;
+    assert!(
+        events[0]["warnings"][0].as_str().is_some_and(|line| line.starts_with("`inputs` has an image")),
+        "{events:?}"
+    );
+    // What the model and its tools said, it may say again.
+    let said = json!({"messages": [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": rabbit}, {"role": "user", "content": "and?"},
+    ], "max_tokens": 2});
+    assert!(lenient.post("/v1/chat/completions", said).await.good().get("warnings").is_none());
+
+    let strict = served(&reads_images, &["--strict-requests"]).await;
+    let text_alone = served(&json!({"model_type": "llama"}), &["--strict-requests"]).await;
+    for (path, body, _) in asked {
+        assert_eq!(strict.post(path, body.clone()).await.status, 422, "{path}");
+        assert_eq!(text_alone.post(path, body).await.status, 200, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn the_stream_says_what_the_answer_says() {
     let served = Served::default().await;

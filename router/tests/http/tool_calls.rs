@@ -458,6 +458,40 @@ async fn a_function_of_a_namespace_is_called_as_its_client_calls_it() {
     }
 }
 
+/// As Codex sends all tools to models that it knows to be OpenAI's, which is what it asks for unless told otherwise; and what it has
+/// of a session that another server began.
+#[tokio::test]
+async fn tools_among_the_items_are_called_as_others_are() {
+    const PATH: &str = "/v1/responses";
+    let family = Family::of("hermes", false, &[]).await;
+    let exec = json!({"type": "custom", "name": "exec", "description": "Runs it"});
+    let tools = json!([{"type": "namespace", "name": "functions", "description": "", "tools": [exec]}]);
+    let item = json!({"type": "additional_tools", "role": "developer", "id": "at_1", "tools": tools});
+    let input = json!([
+        item,
+        {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAAB"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List it."}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        item,
+    ]);
+    let body = json!({"input": input, "max_output_tokens": 400, "frequency_penalty": 0.1});
+    let call =
+        "<tool_call>\n{\"name\": \"functions__exec\", \"arguments\": {\"input\": \"ls -l\"}}\n</tool_call>";
+    family.says(call);
+    let answer = family.served.post(PATH, body).await.good();
+    let call = &answer["output"][0];
+    assert_eq!(
+        json!([call["type"], call["namespace"], call["name"], call["input"]]),
+        json!(["custom_tool_call", "functions", "exec", "ls -l"]),
+        "{answer}"
+    );
+    let warnings = answer["warnings"].as_array().expect("two lines");
+    for (line, place) in warnings.iter().zip(["`input[1]` has no effect", "`input[3]` has no effect"]) {
+        assert!(line.as_str().is_some_and(|line| line.starts_with(place)), "{answer}");
+    }
+    assert_eq!(warnings.len(), 2);
+}
+
 /// Which a request names by type alone.
 #[tokio::test]
 async fn tools_that_anthropic_defines_are_called_with_their_own_input() {

@@ -60,6 +60,7 @@ pub(super) struct Metrics {
     blocks_used: Gauge,
     blocks_cached: Gauge,
     blocks_free: Gauge,
+    cache_usage: Gauge,
     /// In the order of `Taken`.
     pages: Vec<Gauge>,
     states: StateGauges,
@@ -159,6 +160,7 @@ impl Metrics {
             blocks_used: gauge!("penstock_kv_blocks_used"),
             blocks_cached: gauge!("penstock_kv_blocks_cached"),
             blocks_free: gauge!("penstock_kv_blocks_free"),
+            cache_usage: gauge!("penstock_kv_cache_usage"),
             pages: pages_by_group(groups),
             states: StateGauges::new(groups),
             snapshots: gauge!("penstock_state_snapshots"),
@@ -238,6 +240,8 @@ impl Metrics {
         self.blocks_used.set(stats.blocks_used);
         self.blocks_cached.set(stats.blocks_cached);
         self.blocks_free.set(stats.blocks_free);
+        let blocks = stats.blocks_used + stats.blocks_cached + stats.blocks_free;
+        self.cache_usage.set(f64::from(stats.blocks_used) / f64::from(blocks.max(1)));
         let pages = std::iter::once(stats.pages.full).chain(stats.pages.windows);
         self.pages.iter().zip(pages).for_each(|(gauge, pages)| gauge.set(pages));
         self.states.set(&stats.states);

@@ -82,7 +82,7 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
         ..GenerationParams::read(&fields, served, warnings)?
     };
     let (choice, is_single) = choice(&fields)?;
-    let functions = functions::functions(&fields, tool)?;
+    let functions = functions::functions(&fields, &[], tool)?;
     if functions.is_empty() && matches!(choice, Choice::Required) {
         return Err(ApiError::invalid(request_fields::TOOL_CHOICE.name, "of type \"any\" needs `tools`"));
     }
@@ -1001,7 +1001,7 @@ mod tests {
             let body = json!({"tools": [given]});
             let limits = limits();
             let fields = Fields::parse(body.to_string().as_bytes(), &limits)
-                .map(|fields| functions::functions(&fields, tool));
+                .map(|fields| functions::functions(&fields, &[], tool));
             let functions = fields.expect("JSON").expect("valid");
             let [function] = &functions[..] else { panic!("{kind} is one function") };
             assert_eq!(function.callable.name, name);

@@ -133,11 +133,11 @@ pub fn whole(reading: &Reading, tokens: &[TokenEvent]) -> (Vec<Whole>, Blocks) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use penstock_output::{Start, Tool, reasoning_format, tool_format};
 
-    fn token(text: &str, special: bool) -> TokenEvent {
+    pub fn token(text: &str, special: bool) -> TokenEvent {
         TokenEvent {
             index: 1,
             id: penstock_proto::ids::TokenId(0),

@@ -1,6 +1,7 @@
 //! The tools that a request brings and its choice among them, read from where its dialect has their parts.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use penstock_output::Callable;
 use serde_json::{Value, json};
@@ -115,23 +116,47 @@ fn is_part_of_a_name(character: char) -> bool {
     character.is_alphanumeric() || "_-./:".contains(character)
 }
 
-/// The tools of a request, each read by its dialect as any number of functions, no two of one name.
+/// A list of tools that stands elsewhere than in `tools`.
+pub struct ToolList {
+    pub place: Place,
+    pub tools: Vec<Value>,
+}
+
+/// The tools of a request, those of `tools` and then those of `additional` lists, each read by its dialect as any number of
+/// functions. No two of a list have one name; of two lists the later one has the say.
 pub fn functions(
     fields: &Fields,
+    additional: &[ToolList],
     mut read: impl FnMut(&Object) -> Result<Vec<Function>, ApiError>,
 ) -> Result<Vec<Function>, ApiError> {
     let given = match fields.tree(&request_fields::TOOLS)? {
         Some(Value::Array(tools)) => tools,
         _ => Vec::new(),
     };
-    let mut names = HashSet::with_capacity(given.len());
-    let mut functions = Vec::with_capacity(given.len());
-    for tool in objects(&TOOLS.into(), &given) {
-        for function in read(&tool?)? {
-            if !names.insert(function.callable.name.clone()) {
-                return Err(ApiError::invalid(function.name_at, "is the same as another tool's"));
+    let own = ToolList { place: TOOLS.into(), tools: given };
+    let mut functions: Vec<Function> = Vec::with_capacity(own.tools.len());
+    // The list that a name is of, and where its function is.
+    let mut names = HashMap::with_capacity(own.tools.len());
+    for (nth, list) in std::iter::once(&own).chain(additional).enumerate() {
+        for tool in objects(&list.place, &list.tools) {
+            for function in read(&tool?)? {
+                match names.entry(function.callable.name.clone()) {
+                    Entry::Vacant(name) => {
+                        name.insert((nth, functions.len()));
+                        functions.push(function);
+                    }
+                    Entry::Occupied(mut name) => {
+                        let (list, index) = *name.get();
+                        if list == nth {
+                            let text = "is the same as another tool's";
+                            return Err(ApiError::invalid(function.name_at, text));
+                        }
+                        // In the place of the earlier one, so that the prompt begins as it did.
+                        functions[index] = function;
+                        name.insert((nth, index));
+                    }
+                }
             }
-            functions.push(function);
         }
     }
     // Of a namespace any number may have come.

@@ -11,7 +11,7 @@ use penstock_output::{Callable, Calls, Part, Possible, Start, Tool, ToolFormat, 
 use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
-use crate::http::chats::functions::{Choice, Function, Shape, choice, functions};
+use crate::http::chats::functions::{Choice, Function, Shape, ToolList, choice, functions};
 use crate::http::chats::manners::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::constraints::Asked;
@@ -75,10 +75,15 @@ impl Bound {
 }
 
 impl Tools {
-    /// Those of OpenAI's dialects. None: without tools, or `tool_choice` is `none`.
-    pub fn parse(fields: &Fields, shape: &Shape, warnings: &mut Warnings) -> Result<Option<Self>, ApiError> {
+    /// Those of OpenAI's dialects. None: without tools, or `tool_choice` is `none`. `additional` are told elsewhere in the request.
+    pub fn parse(
+        fields: &Fields,
+        shape: &Shape,
+        additional: &[ToolList],
+        warnings: &mut Warnings,
+    ) -> Result<Option<Self>, ApiError> {
         let mut left_out = None;
-        let functions = functions(fields, |tool| match shape.left_out(tool) {
+        let functions = functions(fields, additional, |tool| match shape.left_out(tool) {
             Some(kind) => {
                 let place = tool.place.to_string();
                 warnings.no_effect(&place, &format!("here: this server runs no {}", shortened(kind)));
@@ -318,7 +323,7 @@ mod tests {
     fn parsed(body: &str) -> Result<Option<Tools>, ApiError> {
         let limits = limits();
         let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
-        Tools::parse(&fields, &Shape::CHAT, &mut Warnings::default())
+        Tools::parse(&fields, &Shape::CHAT, &[], &mut Warnings::default())
     }
 
     fn tools(more: &str) -> Tools {
@@ -398,7 +403,7 @@ mod tests {
             let body = format!("{{{more}}}");
             let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
             let mut warnings = Warnings::default();
-            Tools::parse(&fields, &Shape::CHAT, &mut warnings).expect("valid");
+            Tools::parse(&fields, &Shape::CHAT, &[], &mut warnings).expect("valid");
             warnings.lines().into_iter().map(str::to_owned).collect::<Vec<_>>()
         };
         let why = "has no effect where no tool may be called";

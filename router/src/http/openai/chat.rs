@@ -24,6 +24,7 @@ use crate::http::chats::tools::Tools;
 use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::error::{ApiError, Family, FieldNames, Place};
 use crate::http::fields::Fields;
+use crate::http::markdown_images::MarkdownImages;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
@@ -79,7 +80,7 @@ pub fn rendered(
 }
 
 fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
-    let (messages, unseen) = messages(fields)?;
+    let (messages, unseen, images) = messages(fields)?;
     let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
         Some(Value::Object(variables)) => variables,
         _ => Map::new(),
@@ -89,16 +90,17 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         .map(|given| Effort { field: request_fields::REASONING_EFFORT.name, given: given.into_owned() });
     let mut params = GenerationParams::parse(fields, served, &request_fields::chat_fields())?;
     unseen.warn(&mut params.warnings);
-    if fields.small(&request_fields::OPENAI_BEST_OF)?.is_some_and(|n| n > 1) {
-        return Err(ApiError::invalid("best_of", "is not supported for chats; `n` is"));
-    }
+    images.warn(&mut params.warnings);
+    fields
+        .small(&request_fields::CHAT_BEST_OF)
+        .map_err(|_| ApiError::invalid("best_of", "is not supported for chats; `n` is"))?;
     let logprobs = fields.boolean(&request_fields::LOGPROBS)?.unwrap_or(false);
     let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
     if top_logprobs > 0 && !logprobs {
         params.warnings.no_effect("top_logprobs", "without `logprobs`");
         top_logprobs = 0;
     }
-    let tools = Tools::parse(fields, &Shape::CHAT, &mut params.warnings)?;
+    let tools = Tools::parse(fields, &Shape::CHAT, &[], &mut params.warnings)?;
     Ok(ChatRequest {
         params,
         effort,
@@ -118,24 +120,33 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
 }
 
 /// The conversation. Every message is an object with a role, and content that a template can read.
-fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen), ApiError> {
+fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), ApiError> {
     let messages = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
     let Value::Array(mut messages) = messages else { unreachable!("the table says that it is a list") };
     let place = Place::from(request_fields::MESSAGES.name);
     if messages.is_empty() {
         return Err(ApiError::invalid(place, "must have at least one message"));
     }
-    let mut unseen = Unseen::default();
+    let (mut unseen, mut images) = (Unseen::default(), MarkdownImages::of(fields.limits()));
     for message in objects(&place, &messages) {
         let message = message?;
-        let is_result = message.text("role")? == TOOL;
+        let role = message.text("role")?;
+        let is_result = role == TOOL;
+        // Of what the model and its tools said nobody has sent an image.
+        let may_send = SENDERS.contains(&role);
         check_calls(&message)?;
         let has_said = message.value("role") == "assistant"
             && SAID.into_iter().any(|name| message.value(name).is_string());
         match message.get("content") {
+            Some(Value::String(text)) if may_send => images.look(&message.at("content"), text)?,
             Some(Value::String(_)) => {}
             Some(Value::Array(parts)) => {
-                check_parts(&message.at("content"), parts, is_result.then_some(&mut unseen))?;
+                let place = message.at("content");
+                check_parts(&place, parts, is_result.then_some(&mut unseen))?;
+                for (index, part) in parts.iter().enumerate().filter(|_| may_send) {
+                    let text = part["text"].as_str().unwrap_or_default();
+                    images.look(&place.entry(index).member("text"), text)?;
+                }
             }
             None if message.get("tool_calls").is_some() || has_said => {}
             None => return Err(message.wrong("content", "is required")),
@@ -148,7 +159,7 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen), ApiError> {
         refusals_as_text(message);
         unseen_as_text(message);
     }
-    Ok((messages, unseen))
+    Ok((messages, unseen, images))
 }
 
 /// Members in place of which the content of an assistant's message may be missing.
@@ -167,6 +178,9 @@ fn refusals_as_text(message: &mut Value) {
         message["content"] = refusal;
     }
 }
+
+/// Whose messages are the client's own.
+const SENDERS: [&str; 3] = ["user", "system", "developer"];
 
 /// Whose messages are results.
 const TOOL: &str = "tool";
@@ -380,6 +394,7 @@ struct ChatChunks {
 /// What a stream knows of one of its choices.
 struct ChoiceStream {
     has_begun: bool,
+    has_ended: bool,
     reader: Reader,
     /// The open call of a custom tool: its name, and its arguments until now.
     custom: Option<(String, String)>,
@@ -393,6 +408,7 @@ impl ChoiceStream {
     fn new(reading: &Reading, choice: usize) -> Self {
         Self {
             has_begun: false,
+            has_ended: false,
             reader: reading.reader(choice),
             custom: None,
             is_plain: reading.is_plain(),
@@ -419,6 +435,7 @@ impl ChunkWriter for ChatChunks {
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
         self.begin(index, encoder);
         let choice = &mut self.choices[index];
+        choice.has_ended = true;
         let deltas = choice.reader.finish();
         let reason = reason(&done, &choice.reader);
         self.tell(index, deltas, encoder);
@@ -438,15 +455,26 @@ impl ChunkWriter for ChatChunks {
         }
         encoder.done();
     }
+
+    /// Agents give up on a stream without chunks for some minutes, however many comments it has. TGI's comment comes before.
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        encoder.comment();
+        let Some(index) = self.choices.iter().position(|choice| !choice.has_ended) else { return };
+        if !self.begin(index, encoder) {
+            self.chunk(index, Delta::default(), None, encoder);
+        }
+    }
 }
 
 impl ChatChunks {
-    /// The first chunk of a choice has the role.
-    fn begin(&mut self, index: usize, encoder: &mut Encoder) {
-        if !std::mem::replace(&mut self.choices[index].has_begun, true) {
-            self.chunk(index, Delta { role: Some(Role::Assistant), ..Delta::default() }, None, encoder);
-            self.warnings = Warnings::default();
+    /// The first chunk of a choice has the role. False: it was sent before.
+    fn begin(&mut self, index: usize, encoder: &mut Encoder) -> bool {
+        if std::mem::replace(&mut self.choices[index].has_begun, true) {
+            return false;
         }
+        self.chunk(index, Delta { role: Some(Role::Assistant), ..Delta::default() }, None, encoder);
+        self.warnings = Warnings::default();
+        true
     }
 
     fn tell(&mut self, index: usize, deltas: Vec<penstock_output::Delta>, encoder: &mut Encoder) {
@@ -666,4 +694,52 @@ struct TokenLogprob {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::openai::stream::tests::Silent;
+    use crate::http::sse::tests::told_in_silence;
+
+    /// Agents count their patience in chunks, and take no comment for one.
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_chunks() {
+        let writer = || {
+            let head = AnswerHead::new("chatcmpl", "m".into());
+            let mut warnings = Warnings::default();
+            warnings.no_effect("store", "here");
+            ChatChunks {
+                frame: head.frame(Chunk::Chunk),
+                head,
+                warnings,
+                include_usage: false,
+                logprobs: None,
+                choices: (0..2).map(|choice| ChoiceStream::new(&Reading::plain(), choice)).collect(),
+                done: Vec::new(),
+            }
+        };
+        let chunks = |told: &str| -> Vec<Value> {
+            // TGI's comment stands before each.
+            assert_eq!(told.matches(":\n\ndata: ").count(), told.matches("data: ").count(), "{told}");
+            let data = told.lines().filter_map(|line| line.strip_prefix("data: "));
+            data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
+        };
+        let told = chunks(&told_in_silence(Silent(writer()), 46).await);
+        assert_eq!(told.len(), 3);
+        for (nth, chunk) in told.iter().enumerate() {
+            let mut delta = json!({"content": ""});
+            if nth == 0 {
+                delta["role"] = json!("assistant");
+            }
+            let choice = json!({"index": 0, "delta": delta, "logprobs": null, "finish_reason": null});
+            assert_eq!(chunk["choices"], json!([choice]));
+            assert_eq!(chunk.get("warnings").is_some(), nth == 0, "{chunk}");
+        }
+
+        let mut ended = writer();
+        ended.choices[0].has_ended = true;
+        let told = chunks(&told_in_silence(Silent(ended), 16).await);
+        assert_eq!(told[0]["choices"][0]["index"], 1);
+    }
 }

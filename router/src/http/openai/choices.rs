@@ -32,7 +32,7 @@ impl Choices {
         let blames = if requests.len() > 1 {
             names.prompt
         } else if count > params.n {
-            request_fields::OPENAI_BEST_OF.name
+            request_fields::COMPLETION_BEST_OF.name
         } else {
             request_fields::N.name
         };

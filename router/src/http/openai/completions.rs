@@ -17,16 +17,17 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::http::body;
-use crate::http::error::{ApiError, Family, FieldNames};
+use crate::http::error::{ApiError, Family, FieldNames, Place};
 use crate::http::fields::Fields;
 use crate::http::json::text_of;
+use crate::http::markdown_images::MarkdownImages;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
 use crate::http::openai::usage::Usage;
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
-use crate::http::request_fields;
+use crate::http::request_fields::{self, Most};
 use crate::http::response::{Entries, List, entries, json_in_pieces};
 use crate::http::sampling::most_likely_first;
 use crate::http::shortened::shortened;
@@ -56,11 +57,25 @@ impl CompletionRequest {
     fn parse(fields: &Fields, served: &str) -> Result<Self, ApiError> {
         let raw = fields.required(&request_fields::PROMPT, fields.raw(&request_fields::PROMPT))?;
         let prompts = prompts(raw, fields)?;
-        let params = GenerationParams::parse(fields, served, &request_fields::completion_fields())?;
-        let best_of = fields.small(&request_fields::OPENAI_BEST_OF)?.unwrap_or(params.n);
+        let mut params = GenerationParams::parse(fields, served, &request_fields::completion_fields())?;
+        let mut images = MarkdownImages::of(fields.limits());
+        for (index, input) in prompts.iter().enumerate() {
+            if let Input::Text(text) = input {
+                let place = Place::from(request_fields::PROMPT.name);
+                images.look(&if prompts.len() > 1 { place.entry(index) } else { place }, text)?;
+            }
+        }
+        images.warn(&mut params.warnings);
+        let best_of = fields.small(&request_fields::COMPLETION_BEST_OF)?.unwrap_or(params.n);
         if best_of < params.n {
             let given = format!("{best_of} and {}", params.n);
             return Err(ApiError::invalid("best_of", "must be >= `n`").given(given));
+        }
+        // What is thrown away has a limit of its own.
+        if best_of > params.n && best_of > fields.limits().max_best_of {
+            let most = fields.limits().describe(Most::BestOf);
+            let text = format!("must be <= {most} where it is more than `n`");
+            return Err(ApiError::invalid("best_of", text).given(best_of.to_string()));
         }
         if best_of > params.n && params.stream {
             let message = "> `n` is not supported when the answer is streamed";

@@ -50,6 +50,9 @@ impl GenerationParams {
     pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
         let grammar = constraints::openai(fields)?;
         refuse_what_is_missing(fields)?;
+        // As TGI bounds them on these routes.
+        fields.number(&request_fields::TOP_P)?;
+        fields.unsigned(&request_fields::SEED)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
             if fields.value(name).is_none_or(|value| value != false && value != json!({})) {
@@ -76,7 +79,12 @@ impl GenerationParams {
             _ => served.to_string(),
         };
         let temperature = fields.number(&request_fields::OPENAI_TEMPERATURE)?.unwrap_or(1.0);
-        let seed = fields.unsigned(&request_fields::SEED)?.unwrap_or_else(rand::random);
+        let seed = match fields.signed(&request_fields::NEWER_SEED)? {
+            // -1 is how others spell "random".
+            None | Some(-1) => sampling::drawn_seed(),
+            // Of a negative one its 64 bits.
+            Some(given) => given as u64,
+        };
         let top_k = match fields.signed(&request_fields::OPENAI_TOP_K)? {
             Some(given) if given > 0 => u32::try_from(given).expect("the table's bound is within u32"),
             // 0 and -1 are how others spell "off".
@@ -86,7 +94,7 @@ impl GenerationParams {
         let sampling = Sampling {
             temperature: sampling::temperature(temperature),
             top_k,
-            top_p: number(&request_fields::TOP_P, 1.0)?,
+            top_p: number(&request_fields::NEWER_TOP_P, 1.0)?,
             typical_p: number(&request_fields::TYPICAL_P, 1.0)?,
             min_p: number(&request_fields::MIN_P, 0.0)?,
             repetition_penalty: number(&request_fields::REPETITION_PENALTY, 1.0)?,
@@ -359,6 +367,31 @@ mod tests {
         assert_eq!((params.n, params.stop.as_slice()), (2, ["END".to_string()].as_slice()));
         assert!(params.ignore_eos && params.stream && params.include_usage);
         assert!(params.min_tokens == 7 && params.watermark);
+    }
+
+    /// As OpenAI documents them. TGI's two routes have TGI's bounds.
+    #[test]
+    fn newer_dialects_take_no_nucleus_and_negative_seeds() {
+        let limits = limits();
+        let read = |body: &str| {
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            let fields = fields.only(&request_fields::responses_fields());
+            GenerationParams::read(&fields, "m", Warnings::default()).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(r#"{"top_p": 0}"#).expect("valid").sampling.top_p, 0.0);
+        let seed = |given: &str| read(&format!("{{\"seed\": {given}}}")).expect("valid").sampling.seed;
+        assert_eq!(seed("-9223372036854775808"), 1 << 63);
+        assert_eq!((seed("-2"), seed("18446744073709551615")), (u64::MAX - 1, u64::MAX));
+        // A random one, by llama.cpp's convention.
+        assert!(seed("-1") != seed("-1") && seed("-1") < 1 << 53);
+        let error = read(r#"{"seed": -9223372036854775809}"#).err().expect("beyond 64 bits");
+        assert!(error.starts_with("`seed` must be a whole number >= -9223372036854775808"), "{error}");
+        for (body, says) in [
+            (r#"{"top_p": 0}"#, "`top_p` must be a number > 0 and <= 1"),
+            (r#"{"seed": -1}"#, "`seed` must be a whole number >= 0"),
+        ] {
+            assert!(parsed(body).err().expect(body).contains(says), "{body}");
+        }
     }
 
     #[test]

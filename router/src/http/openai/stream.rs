@@ -22,6 +22,11 @@ pub trait ChunkWriter: Send + Unpin + 'static {
         false
     }
 
+    /// After every 15 s of silence: `EventSource::break_silence`.
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        encoder.comment();
+    }
+
     /// The choice has ended well.
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder);
 
@@ -95,6 +100,10 @@ impl<W: ChunkWriter> EventSource for ChunkStream<W> {
         };
         Poll::Ready(if goes_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
     }
+
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        self.writer.break_silence(encoder);
+    }
 }
 
 impl<W: ChunkWriter> ChunkStream<W> {
@@ -103,5 +112,23 @@ impl<W: ChunkWriter> ChunkStream<W> {
         self.context.failed(&error);
         self.writer.failed(&error, encoder);
         false
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A stream whose choices say nothing more.
+    pub struct Silent<W>(pub W);
+
+    impl<W: ChunkWriter> EventSource for Silent<W> {
+        fn poll_encode(&mut self, _: &mut Context<'_>, _: &mut Encoder) -> Poll<ControlFlow<()>> {
+            Poll::Pending
+        }
+
+        fn break_silence(&mut self, encoder: &mut Encoder) {
+            self.0.break_silence(encoder);
+        }
     }
 }

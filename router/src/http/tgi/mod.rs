@@ -18,7 +18,7 @@ use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
 use crate::http::response::{List, json_in_pieces};
-use crate::http::sampling::most_likely_first;
+use crate::http::sampling::{drawn_seed, most_likely_first};
 use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
 use crate::http::warnings::Warnings;
@@ -90,7 +90,7 @@ async fn whole(
 ) -> Result<Response<Body>, ApiError> {
     let vary = |candidate, request: &mut GenerationRequest| {
         if candidate > 0 {
-            let seed = rand::random();
+            let seed = drawn_seed();
             request.sampling.seed = seed;
             request.reported_seed = Some(seed);
         }

@@ -9,6 +9,7 @@ use penstock_core::scheduler::Sampling;
 use crate::http::constraints;
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::fields::Fields;
+use crate::http::markdown_images::MarkdownImages;
 use crate::http::request_fields;
 use crate::http::sampling;
 use crate::http::shortened::shortened;
@@ -76,6 +77,9 @@ impl GenerateRequest {
         if fields.boolean(&request_fields::STREAM)?.is_some_and(|stream| stream != route.streams()) {
             warnings.no_effect("stream", "here: the route decides");
         }
+        let mut images = MarkdownImages::of(fields.limits());
+        images.look(&request_fields::INPUTS.name.into(), &inputs)?;
+        images.warn(&mut warnings);
         warnings.unknown(fields, "", names(request_fields::TGI));
         warnings.unknown(p, "parameters.", names(request_fields::TGI_PARAMETERS));
         let best_of = p.small(&request_fields::BEST_OF)?.unwrap_or(1);
@@ -174,7 +178,7 @@ fn sampling(p: &Fields) -> Result<(Sampling, Option<u64>), ApiError> {
     let top_p = p.number(&request_fields::TOP_P)?.unwrap_or(1.0);
     let typical_p = p.number(&request_fields::TYPICAL_P)?.unwrap_or(1.0);
     let do_sample = p.boolean(&request_fields::DO_SAMPLE)?.unwrap_or(false);
-    let seed = p.unsigned(&request_fields::SEED)?.unwrap_or_else(rand::random);
+    let seed = p.unsigned(&request_fields::SEED)?.unwrap_or_else(sampling::drawn_seed);
     let temperature = temperature.unwrap_or(1.0);
     let samples = do_sample || temperature != 1.0 || top_k != 0 || top_p < 1.0 || typical_p < 1.0;
     let sampling = Sampling {
@@ -195,6 +199,7 @@ mod tests {
     use super::*;
     use crate::http::error::Family;
     use crate::http::fields::tests::limits;
+    use crate::limits::Limits;
 
     fn parsed(body: &str, route: Route) -> Result<GenerateRequest, String> {
         let limits = limits();
@@ -241,6 +246,33 @@ mod tests {
             assert_eq!(asked.request.sampling.temperature, 0.0, "{parameters}");
             assert_eq!(asked.request.reported_seed, None);
         }
+    }
+
+    /// JavaScript's numbers are exact below 2^53, and what is read of them is sent again.
+    #[test]
+    fn a_seed_that_is_drawn_can_be_read_by_every_client() {
+        let seeds =
+            (0..1000).map(|_| generate(r#"{"do_sample": true}"#).expect("valid").request.reported_seed);
+        let seeds: Vec<u64> = seeds.map(|seed| seed.expect("it samples")).collect();
+        assert!(seeds.iter().all(|seed| *seed < 1 << 53), "{seeds:?}");
+        assert!(seeds.iter().any(|seed| *seed >= 1 << 50), "they have all of these bits");
+        assert_eq!(seeds.iter().collect::<std::collections::HashSet<_>>().len(), seeds.len());
+    }
+
+    #[test]
+    fn an_image_that_is_not_shown_to_the_model_is_named() {
+        let limits = Limits { images_left_out: true, ..limits() };
+        let parsed = |inputs: &str| {
+            let body = serde_json::json!({"inputs": inputs}).to_string();
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            GenerateRequest::parse(&fields, Route::Stream).map_err(|error| error.to_string())
+        };
+        let asked = parsed("![](https://x.org/rabbit.png)What is this a picture of?").expect("valid");
+        let line = "`inputs` has an image, which has no effect here: only text is supported, and the model reads the URL";
+        assert_eq!(asked.warnings.lines(), [line]);
+        let refused =
+            parsed("![](data:image/png;base64,iVBORw0KGgo=)What is this?").err().expect("no prompt");
+        assert_eq!(refused, "`inputs` has an image as a data: URL, which is not supported yet: only text is");
     }
 
     #[test]

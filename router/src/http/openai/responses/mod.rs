@@ -51,26 +51,15 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared;
     let mut choices = Choices::start(&context, vec![request], &params, 1, names).await?;
     choices.tell_unbound(&mut params.warnings);
-    let writer = Events {
-        head: Head {
-            id: format!("resp_{:032x}", rand::random::<u128>()),
-            created: seconds(),
-            model: params.model,
-            echo,
-            service_tier,
-            warnings: params.warnings,
-        },
-        logprobs: logprobs.then_some(prompt),
-        blocks: Blocks::new(&reading),
-        reading,
-        waiting: Vec::new(),
-        number: 0,
-        output: Vec::new(),
-        open: None,
-        ended: None,
-        completed: None,
-        has_begun: false,
+    let head = Head {
+        id: format!("resp_{:032x}", rand::random::<u128>()),
+        created: seconds(),
+        model: params.model,
+        echo,
+        service_tier,
+        warnings: params.warnings,
     };
+    let writer = Events::new(head, logprobs.then_some(prompt), reading);
     if params.stream {
         return stream::response(context, choices, prompt_characters, writer).await;
     }
@@ -139,6 +128,22 @@ struct Open {
 }
 
 impl Events {
+    fn new(head: Head, logprobs: Option<Arc<Prompt>>, reading: Reading) -> Self {
+        Self {
+            head,
+            logprobs,
+            blocks: Blocks::new(&reading),
+            reading,
+            waiting: Vec::new(),
+            number: 0,
+            output: Vec::new(),
+            open: None,
+            ended: None,
+            completed: None,
+            has_begun: false,
+        }
+    }
+
     /// The number of an event.
     fn next(&mut self) -> u64 {
         let number = self.number;
@@ -150,9 +155,13 @@ impl Events {
         if !std::mem::replace(&mut self.has_begun, true) {
             let sequence_number = self.next();
             say(encoder, &Event::Created { sequence_number, response: self.response() });
-            let sequence_number = self.next();
-            say(encoder, &Event::InProgress { sequence_number, response: self.response() });
+            self.in_progress(encoder);
         }
+    }
+
+    fn in_progress(&mut self, encoder: &mut Encoder) {
+        let sequence_number = self.next();
+        say(encoder, &Event::InProgress { sequence_number, response: self.response() });
     }
 
     /// The answer as it is now.
@@ -437,9 +446,78 @@ impl ChunkWriter for Events {
 
     fn end(&mut self, _: &mut Encoder) {}
 
+    /// Codex gives up on a stream without events for some minutes, which a long prompt takes, or a call whose input is told at its end.
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        match self.has_begun {
+            true => self.in_progress(encoder),
+            false => self.begin(encoder),
+        }
+    }
+
     fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
         let (sequence_number, code) = (self.next(), error.cause.code());
         let message = &error.to_string();
         say(encoder, &Event::Error { sequence_number, code, message, param: error.param() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_output::{Tool, tool_format};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::http::chats::blocks::tests::token;
+    use crate::http::fields::Fields;
+    use crate::http::fields::tests::limits;
+    use crate::http::openai::stream::tests::Silent;
+    use crate::http::sse::tests::told_in_silence;
+
+    fn events(reading: Reading) -> Events {
+        let limits = limits();
+        let fields = Fields::parse(br#"{"input": "Hi"}"#, &limits).expect("JSON");
+        let ResponseRequest { echo, service_tier, .. } = request::parse(&fields, "served").expect("valid");
+        let warnings = Warnings::default();
+        let head = Head { id: "resp_1".into(), created: 0, model: "m".into(), echo, service_tier, warnings };
+        Events::new(head, None, reading)
+    }
+
+    /// What each event is, and its number.
+    fn told(text: &str) -> Vec<(String, u64)> {
+        assert!(!text.contains(":\n\n"), "a comment: {text}");
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        let events = data.map(|data| serde_json::from_str::<Value>(data).expect("JSON"));
+        let kind = |event: &Value| event["type"].as_str().expect("a type").to_owned();
+        events.map(|event| (kind(&event), event["sequence_number"].as_u64().expect("a number"))).collect()
+    }
+
+    /// Codex counts its patience in events, and takes no comment for one.
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_events() {
+        let in_silence = told(&told_in_silence(Silent(events(Reading::plain())), 46).await);
+        let expected =
+            ["response.created", "response.in_progress", "response.in_progress", "response.in_progress"];
+        let expected: Vec<_> = expected.map(str::to_owned).into_iter().zip(0_u64..).collect();
+        assert_eq!(in_silence, expected);
+
+        // Within the call of a custom tool, whose input is told at its end.
+        let tools = [Tool { name: "patch".to_owned(), parameters: Value::Null }];
+        let custom = ["patch".to_owned()].into();
+        let reading =
+            Reading { calls: tool_format("hermes"), tools: tools.into(), custom, ..Reading::plain() };
+        let (mut writer, mut encoder) = (events(reading), Encoder::default());
+        for (text, special) in [
+            ("<tool_call>", true),
+            ("{\"name\": \"patch\", \"arguments\": {\"input\": \"a", false),
+            ("b", false),
+        ] {
+            writer.token(0, token(text, special), &mut encoder);
+        }
+        let before = told(std::str::from_utf8(&encoder.take()).expect("UTF-8"));
+        assert_eq!(before.last().map(|(kind, _)| &**kind), Some("response.output_item.added"));
+        let next = before.len() as u64;
+        let in_silence = told(&told_in_silence(Silent(writer), 31).await);
+        let in_progress = |number| ("response.in_progress".to_owned(), number);
+        assert_eq!(in_silence, [in_progress(next), in_progress(next + 1)]);
     }
 }

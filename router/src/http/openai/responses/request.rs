@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use crate::http::chats::effort::Effort;
-use crate::http::chats::functions::{Namespaced, Shape};
+use crate::http::chats::functions::{Namespaced, Shape, ToolList};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
@@ -100,8 +100,8 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     fields.tree(&request_fields::RESPONSE_METADATA)?;
     fields.text(&request_fields::SAFETY_IDENTIFIER)?;
     let max_tokens = fields.small(&request_fields::MAX_OUTPUT_TOKENS)?;
-    let messages = messages(fields, &mut warnings)?;
-    let tools = Tools::parse(fields, &Shape::RESPONSES, &mut warnings)?;
+    let (messages, additional) = messages(fields, &mut warnings)?;
+    let tools = Tools::parse(fields, &Shape::RESPONSES, &additional, &mut warnings)?;
     let text = fields.tree(&request_fields::TEXT)?.map(|text| (grammar(&text, &mut warnings), text));
     let (grammar, text) = match text {
         Some((grammar, text)) => (grammar?, Some(text)),
@@ -259,7 +259,22 @@ pub enum InputItem<'a> {
         call_id: &'a str,
         output: Output<'a>,
     },
+    /// Beside those of `tools`. Of two with one name the later one counts.
+    AdditionalTools {
+        tools: &'a [Value],
+    },
+    /// Left out, and named in `warnings`.
+    Compaction {},
+    /// Left out, and named in `warnings`.
+    WebSearchCall {},
 }
+
+/// Items that are left out, by their type, and why. OpenAI's servers write them, and a session that goes on here has them in each of
+/// its requests.
+const LEFT_OUT: [(&str, &str); 2] = [
+    ("compaction", "only the server that wrote it can read it, and the model is not told what it stands for"),
+    ("web_search_call", "what was found is not in it, and the model is not told of the search"),
+];
 
 fn leave_out_type(schema: &mut Schema) {
     if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
@@ -474,6 +489,12 @@ impl<'a> InputItem<'a> {
                 call_id: item.text("call_id")?,
                 output: Output::read(item, unseen)?,
             },
+            "additional_tools" => match item.value("tools") {
+                Value::Array(tools) => Self::AdditionalTools { tools },
+                _ => return Err(item.wrong("tools", "must be a list of tools")),
+            },
+            "compaction" => Self::Compaction {},
+            "web_search_call" => Self::WebSearchCall {},
             "item_reference" => {
                 let text = "of type \"item_reference\" is not supported: no answer is kept, so the item itself has to be \
                             sent, as clients do that are told `store: false`";
@@ -519,6 +540,7 @@ impl<'a> InputItem<'a> {
                 let content = output.joined();
                 messages.push(json!({"role": "tool", "tool_call_id": call_id, "content": content}));
             }
+            Self::AdditionalTools { .. } | Self::Compaction {} | Self::WebSearchCall {} => {}
         }
     }
 }
@@ -547,9 +569,21 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[last]
 }
 
-/// `instructions` and `input`.
-fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<Value>, ApiError> {
-    let mut messages = Vec::new();
+/// One line for all items of a type, as of `Unseen`.
+fn warn_left_out(places: [Vec<Place>; LEFT_OUT.len()], warnings: &mut Warnings) {
+    for ((_, why), places) in LEFT_OUT.iter().zip(places) {
+        let Some(first) = places.first() else { continue };
+        let others = match places.len() - 1 {
+            0 => String::new(),
+            others => format!("; so it is with {others} more"),
+        };
+        warnings.no_effect(&first.to_string(), &format!("here: {why}{others}"));
+    }
+}
+
+/// `instructions` and `input`, and the tools that stand among its items.
+fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>, Vec<ToolList>), ApiError> {
+    let (mut messages, mut additional) = (Vec::new(), Vec::new());
     // Templates refuse or replace a system message that says nothing.
     if let Some(instructions) = fields.text(&request_fields::INSTRUCTIONS)?.filter(|text| !text.is_empty()) {
         messages.push(json!({"role": "system", "content": instructions}));
@@ -561,10 +595,24 @@ fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<Value>, ApiE
                 return Err(fields.too_many(INPUT, Most::Is(request_fields::MESSAGES_MOST), items.len()));
             }
             let mut unseen = Unseen::default();
+            let mut left_out = [(); LEFT_OUT.len()].map(|()| Vec::new());
             for item in objects(&INPUT.into(), &items) {
-                InputItem::read(&item?, &mut unseen)?.add_to(&mut messages);
+                let item = item?;
+                let read = InputItem::read(&item, &mut unseen)?;
+                if let InputItem::AdditionalTools { tools } = read {
+                    additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec() });
+                }
+                if let Some(nth) = LEFT_OUT.iter().position(|(kind, _)| item.value("type") == kind) {
+                    left_out[nth].push(item.place.clone());
+                }
+                read.add_to(&mut messages);
             }
             unseen.warn(warnings);
+            warn_left_out(left_out, warnings);
+            if messages.is_empty() && !items.is_empty() {
+                let text = "must have an item that is a message, a call or a result";
+                return Err(ApiError::invalid(INPUT, text));
+            }
         }
         other => {
             let error = ApiError::invalid(INPUT, "must be a string or a list of items");
@@ -574,7 +622,7 @@ fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<Value>, ApiE
     if messages.is_empty() {
         return Err(ApiError::invalid(INPUT, "must have at least one item"));
     }
-    Ok(messages)
+    Ok((messages, additional))
 }
 
 #[cfg(test)]
@@ -713,6 +761,93 @@ mod tests {
         assert!(other.starts_with("`tools[0].type` must be "), "{other}");
     }
 
+    /// As Codex sends them to models that it knows to be OpenAI's: `tools` is not there.
+    fn additional(tools: Value) -> Value {
+        json!({"type": "additional_tools", "role": "developer", "id": "at_1", "tools": tools})
+    }
+
+    #[test]
+    fn additional_tools_are_tools_and_no_message() {
+        let exec = |description: &str| json!({"type": "custom", "name": "exec", "description": description});
+        let namespace = |tools: Value| json!({"type": "namespace", "name": "functions", "tools": tools});
+        let user = json!({"role": "user", "content": "Hi"});
+        let asked = |more: Value| parsed(more).expect("valid").chat;
+        let chat = asked(json!({"input": [additional(json!([namespace(json!([exec("Runs")]))])), user]}));
+        assert_eq!(chat.chat.messages, [json!({"role": "user", "content": "Hi"})]);
+        assert!(chat.params.warnings.is_empty());
+        let tools = format!("{:?}", chat.tools.expect("a tool"));
+        for part in ["\"functions__exec\"", "is_custom: true", "namespace: \"functions\", name: \"exec\""] {
+            assert!(tools.contains(part), "{part}: {tools}");
+        }
+        // A history has the list more than once, and `tools` may have what is in it.
+        let function = json!({"type": "function", "name": "f"});
+        let lists = [
+            additional(json!([namespace(json!([exec("Early")])), {"type": "web_search"}])),
+            user,
+            additional(
+                json!([{"type": "function", "name": "g"}, namespace(json!([exec("Late")])), function]),
+            ),
+        ];
+        let chat = asked(json!({"input": lists, "tools": [function]}));
+        let line = "`input[0].tools[1]` has no effect here: this server runs no web_search";
+        assert_eq!(chat.params.warnings.lines(), [line]);
+        let tools = format!("{:?}", chat.tools.expect("tools"));
+        let at = |part: &str| tools.find(part).unwrap_or_else(|| panic!("{part}: {tools}"));
+        assert!(
+            at("\"f\"") < at("\"functions__exec\"") && at("\"functions__exec\"") < at("\"g\""),
+            "{tools}"
+        );
+        assert!(tools.contains("Late") && !tools.contains("Early"), "{tools}");
+    }
+
+    #[test]
+    fn what_is_wrong_with_additional_tools_is_told_with_their_place() {
+        let user = json!({"role": "user", "content": "Hi"});
+        let twice = json!({"type": "function", "name": "f"});
+        for (tools, says) in [
+            (json!(5), "`input[1].tools` must be a list of tools"),
+            (json!([5]), "`input[1].tools[0]` must be an object"),
+            (
+                json!([{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]),
+                "`input[1].tools[0].tools[0].name` must",
+            ),
+            (json!([twice, twice]), "`input[1].tools[1].name` is the same as another tool's"),
+        ] {
+            let refused = refusal(json!({"input": [user, additional(tools)]}));
+            assert!(refused.starts_with(says), "{refused}");
+        }
+        let many: Vec<_> =
+            (0..600).map(|index| json!({"type": "function", "name": format!("f{index}")})).collect();
+        let others: Vec<_> =
+            (0..600).map(|index| json!({"type": "function", "name": format!("g{index}")})).collect();
+        let refused = refusal(json!({"input": [user, additional(json!(others))], "tools": many}));
+        assert_eq!(refused, "`tools` must have at most 1024 entries. Given: 1200");
+        let alone = refusal(json!({"input": [additional(json!([twice]))]}));
+        assert_eq!(alone, "`input` must have an item that is a message, a call or a result");
+    }
+
+    /// Codex sends the whole of a session that it resumes, whoever answered until then.
+    #[test]
+    fn items_that_only_openais_servers_can_use_are_left_out_by_name() {
+        let search = json!({"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}});
+        let input = json!([
+            {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAAB"},
+            {"role": "user", "content": "Hi"}, search, search, search,
+        ]);
+        let asked = parsed(json!({"input": input})).expect("valid").chat;
+        assert_eq!(asked.chat.messages, [json!({"role": "user", "content": "Hi"})]);
+        let lines = asked.params.warnings.lines();
+        assert!(
+            lines[0].starts_with("`input[0]` has no effect here: only the server that wrote it"),
+            "{lines:?}"
+        );
+        assert!(
+            lines[1].starts_with("`input[2]` has no effect here: what was found is not in it"),
+            "{lines:?}"
+        );
+        assert!(lines.len() == 2 && lines[1].ends_with("; so it is with 2 more"), "{lines:?}");
+    }
+
     /// What is said of a namespace is shown once.
     #[test]
     fn functions_of_a_namespace_are_shown_by_one_name() {
@@ -724,7 +859,8 @@ mod tests {
         let body = json!({"tools": tools}).to_string();
         let limits = limits();
         let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
-        let functions = functions(&fields, |tool| Function::read(tool, &Shape::RESPONSES)).expect("valid");
+        let read = |tool: &Object| Function::read(tool, &Shape::RESPONSES);
+        let functions = functions(&fields, &[], read).expect("valid");
         let shown = |function: &Function| {
             let shown = &function.shown["function"];
             assert_eq!(shown["name"], function.callable.name.as_str());
@@ -786,8 +922,13 @@ mod tests {
     #[test]
     fn every_kind_of_the_schema_is_read_and_no_other() {
         let items = kinds("InputItem");
-        assert!(items.len() == 6 && kinds("PartParam").len() == 6, "{items:?}");
+        assert!(items.len() == 9 && kinds("PartParam").len() == 6, "{items:?}");
         for kind in items {
+            if LEFT_OUT.iter().any(|(left_out, _)| *left_out == kind) {
+                let user = json!({"role": "user", "content": "Hi"});
+                assert!(parsed(json!({"input": [user, {"type": kind}]})).is_ok(), "{kind}");
+                continue;
+            }
             let refused = refusal(json!({"input": [{"type": kind, "summary": 5}]}));
             assert!(refused.contains(" must be "), "{kind}: {refused}");
         }
