@@ -81,6 +81,45 @@ async fn a_turn_that_ends_by_itself_says_stop() {
     assert!(!text.contains("<|end|>"));
 }
 
+/// Agents have another key in each session, and the same instructions in all.
+#[tokio::test]
+async fn sessions_share_what_is_cached_unless_they_are_salted() {
+    let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
+    for (path, cached) in [
+        ("/v1/responses", "/usage/input_tokens_details/cached_tokens"),
+        ("/v1/chat/completions", "/usage/prompt_tokens_details/cached_tokens"),
+        ("/v1/completions", "/usage/prompt_tokens_details/cached_tokens"),
+        ("/v1/messages", "/usage/cache_read_input_tokens"),
+    ] {
+        // No other route's begins so.
+        let system = format!("{path}: {}", "Use the tools. ".repeat(20));
+        let asked = async |more: Value| {
+            let user = json!([{"role": "user", "content": "hi"}]);
+            let mut body = match path {
+                "/v1/responses" => {
+                    json!({"input": "hi", "instructions": system, "max_output_tokens": 1})
+                }
+                "/v1/completions" => json!({"prompt": system, "max_tokens": 1}),
+                "/v1/messages" => json!({"messages": user, "system": system, "max_tokens": 1}),
+                _ => json!({"messages": [{"role": "system", "content": system}, user[0]], "max_tokens": 1}),
+            };
+            merge(&mut body, more);
+            let answer = served.post(path, body).await.good();
+            answer.pointer(cached).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path}: {answer}"))
+        };
+        let session = |key: &str| match path {
+            "/v1/messages" => json!({}),
+            _ => json!({"prompt_cache_key": key}),
+        };
+        assert_eq!(asked(session("a")).await, 0, "{path}");
+        assert!(asked(session("b")).await > 200, "{path}");
+        for salt in ["a", "b"] {
+            assert_eq!(asked(json!({"cache_salt": salt})).await, 0, "{path}: {salt}");
+        }
+        assert!(asked(json!({"cache_salt": "b"})).await > 200, "{path}");
+    }
+}
+
 /// They would be a plan that the workers refuse.
 #[tokio::test]
 async fn ends_beyond_the_vocabulary_are_not_held_back() {
