@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
+use crate::config::ReasoningField;
 use crate::http::body;
 use crate::http::chats::effort::Effort;
 use crate::http::chats::functions::Shape;
@@ -297,7 +298,7 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
         answers.iter().enumerate().map(|(choice, (tokens, _))| Read::of(&reading, choice, tokens)).collect();
     let choices = answers.iter().zip(&read).enumerate().map(|(index, ((tokens, done), read))| Choice {
         index,
-        message: read.message(),
+        message: read.message(reasoning_field),
         logprobs: logprobs
             .as_ref()
             .map(|prompt| Logprobs { content: tokens.iter().map(|token| entry(prompt, token)).collect() }),
@@ -339,12 +340,14 @@ impl Read {
         for token in tokens {
             reader.push(token).iter().for_each(|delta| answer.add(delta));
         }
+    let reasoning_field = context.server().config.args.reasoning_field;
         reader.finish().iter().for_each(|delta| answer.add(delta));
         let ids = answer.calls.iter().enumerate().map(|(index, call)| reader.id(index, &call.name));
         Self { calls: ids.collect(), answer, reader }
     }
 
-    fn message(&self) -> Message<'_> {
+    fn message(&self, reasoning_field: ReasoningField) -> Message<'_> {
+            reasoning_field,
         let penstock_output::Answer { content, reasoning, calls } = &self.answer;
         let call = |(index, (id, call)): (usize, (&'_ String, &'_ penstock_output::Call))| {
             let (id, name) = (Some(id.clone()), call.name.clone());
@@ -419,6 +422,7 @@ impl ChunkWriter for ChatChunks {
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
         self.begin(index, encoder);
         let choice = &mut self.choices[index];
+        let (reasoning_content, reasoning) = named(reasoning, reasoning_field);
         let deltas = choice.reader.finish();
         let reason = reason(&done, &choice.reader);
         self.tell(index, deltas, encoder);
@@ -436,6 +440,7 @@ impl ChunkWriter for ChatChunks {
                 &Warnings::default(),
             ));
         }
+    reasoning_field: ReasoningField,
         encoder.done();
     }
 }
@@ -470,12 +475,10 @@ impl ChatChunks {
                     told(Call::custom(*nth, Some(id), name, &arguments))
                 }
                 Read::Content(text) => Delta { content: Some(text), ..Delta::default() },
-                Read::Reasoning(text) => Delta {
-                    content: None,
-                    reasoning_content: Some(text),
-                    reasoning: Some(text),
-                    ..Delta::default()
-                },
+                Read::Reasoning(text) => {
+                    let (reasoning_content, reasoning) = named(Some(text), self.reasoning_field);
+                    Delta { content: None, reasoning_content, reasoning, ..Delta::default() }
+                }
                 Read::CallBegins { index: nth, name } => {
                     let id = choice.reader.id(*nth, name);
                     told(Call::function(*nth, Some(id), Some(name.clone()), String::new()))
@@ -558,12 +561,18 @@ struct Message<'a> {
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
-    /// The same, as some clients call it.
+    /// The same, as some clients call it. `--reasoning-field` leaves one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<Call>,
 }
+/// Reasoning as `reasoning_content` and as `reasoning`.
+fn named(text: Option<&str>, field: ReasoningField) -> (Option<&str>, Option<&str>) {
+    let by = |name| text.filter(|_| field == name || field == ReasoningField::Both);
+    (by(ReasoningField::ReasoningContent), by(ReasoningField::Reasoning))
+}
+
 
 #[derive(JsonSchema, Serialize)]
 #[schemars(inline)]
