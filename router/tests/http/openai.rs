@@ -296,6 +296,56 @@ async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
     }
 }
 
+/// As LiteLLM's `hosted_vllm` sends back what Claude Code had from it, and as Mistral writes it.
+#[tokio::test]
+async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
+    let template = "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}\
+                    {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}\
+                    {% for c in m.tool_calls or [] %}{{ c.function.name }}(){% endfor %};{% endfor %}";
+    let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+    let call = json!([{"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let thinking = json!({"type": "thinking", "thinking": "Hm", "signature": "x"});
+    let redacted = json!({"type": "redacted_thinking", "data": "x"});
+    let mistral = json!({"type": "thinking", "thinking": [{"type": "text", "text": "H"}, {"type": "text", "text": "m"}]});
+    let text = json!({"type": "text", "text": "yes"});
+    for (said, shown) in [
+        (json!({"content": [thinking, text]}), "[Hm]yes"),
+        (json!({"content": [mistral, text]}), "[Hm]yes"),
+        (json!({"content": [thinking, redacted, thinking, text]}), "[HmHm]yes"),
+        (json!({"content": [redacted, text]}), "yes"),
+        (json!({"content": [{"type": "thinking", "thinking": ""}, text]}), "yes"),
+        (json!({"content": [thinking], "tool_calls": call}), "[Hm]f()"),
+        (json!({"content": [redacted]}), ""),
+        (json!({"content": [thinking, text], "reasoning": "So"}), "[So]yes"),
+        (json!({"content": [thinking, text], "reasoning_content": null}), "[Hm]yes"),
+    ] {
+        let mut said = said;
+        said["role"] = json!("assistant");
+        let messages = json!([said, {"role": "user", "content": "x"}]);
+        let text = served.post("/chat_tokenize", json!({"messages": messages})).await.good();
+        assert_eq!(text["templated_text"], format!("assistant:{shown};user:x;"), "{messages}");
+        served.post("/v1/chat/completions", json!({"messages": messages, "max_tokens": 1})).await.good();
+    }
+    let none = json!({"type": "thinking", "thinking": [{"type": "reference"}]});
+    for (message, says) in [
+        (
+            json!({"role": "user", "content": [text, thinking]}),
+            "`messages[0].content[1]` of type \"thinking\" is not supported yet: only text is",
+        ),
+        (
+            json!({"role": "tool", "content": [redacted]}),
+            "`messages[0].content[0]` of type \"redacted_thinking\" is not supported yet: only text is",
+        ),
+        (
+            json!({"role": "assistant", "content": [text, none]}),
+            "`messages[0].content[1].thinking` must be a string or a list of texts",
+        ),
+    ] {
+        let answer = served.post("/v1/chat/completions", json!({"messages": [message]})).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["message"]), (422, &json!(says)));
+    }
+}
+
 /// Which in OpenAI's dialect begins a turn, whoever said the last message.
 #[tokio::test]
 async fn a_response_continues_no_message() {
