@@ -676,11 +676,12 @@ See [the *docs*](https://b.example/q?a=b&c=*d*), https://c.example/d. or <https:
 [no](javascript:alert(1)) [no](data:text/html,x) [no](//f.example) [no](vbscript:x) [no](file:///etc/passwd)"""
 
 
-def test_reasoning_that_the_server_tells_apart_is_folded_and_sent_back(chat: Chat) -> None:
+@pytest.mark.parametrize("names", [["reasoning_content"], ["reasoning"], ["reasoning_content", "reasoning"]])
+def test_reasoning_that_the_server_tells_apart_is_folded_and_sent_back(chat: Chat, names: list[str]) -> None:
     deltas = [
         {"role": "assistant", "content": ""},
-        {"content": None, "reasoning_content": "Is it "},
-        {"content": None, "reasoning_content": "**so**?"},
+        {"content": None} | dict.fromkeys(names, "Is it "),
+        {"content": None} | dict.fromkeys(names, "**so**?"),
         {"content": "It "},
         {"content": "is."},
     ]

@@ -9,8 +9,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use clap::Args;
 use clap::builder::BoolishValueParser;
+use clap::{Args, ValueEnum};
 use penstock_output::{ReasoningFormat, ToolFormat};
 
 use crate::address::Network;
@@ -112,6 +112,9 @@ pub struct RouterArgs {
     /// How the model writes reasoning: a format that docs/tool-calls.md lists, `none`, or as its chat template says
     #[arg(long, env, default_value = "auto", help_heading = "Serving", value_parser = parse_reasoning_format)]
     pub reasoning_parser: FormatFlag<ReasoningFormat>,
+    /// Under which names chats tell reasoning: clients that know both may show it twice, or fail
+    #[arg(long, env, value_enum, default_value_t = ReasoningField::Both, help_heading = "Serving")]
+    pub reasoning_field: ReasoningField,
     /// Most connections at once; more are told to come back, and closed
     #[arg(long, env, default_value_t = 8192, help_heading = "Connections", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
@@ -207,6 +210,17 @@ pub struct RouterArgs {
         value_parser = parse_fraction
     )]
     pub memory_fraction: f32,
+}
+
+/// Names of reasoning in chats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ReasoningField {
+    Both,
+    /// DeepSeek's, which most clients know.
+    ReasoningContent,
+    /// Ollama's, OpenRouter's and the newer vLLM's.
+    Reasoning,
 }
 
 /// What the router is to serve.

@@ -245,7 +245,7 @@ def test_log_probabilities(client: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"previous_response_id": "resp_1"}, "`previous_response_id` is not supported"),
+        ({"conversation": "conv_1"}, "`conversation` is not supported"),
         ({"background": True}, "`background` is not supported"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "`tools[0].type`"),
         ({"tools": [{"type": "local_shell"}]}, "`tools[0].type`"),
@@ -273,6 +273,13 @@ def test_what_there_is_not_is_refused(client: OpenAI, more: dict[str, Any], says
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         client.responses.create(**{**asked(ADD), **more})
     assert says in str(caught.value.body), caught.value.body
+
+
+def test_an_answer_that_is_not_kept_is_not_found(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**asked(ADD, previous_response_id="resp_1"))
+    assert caught.value.code == "previous_response_not_found", caught.value.body
+    assert caught.value.param == "previous_response_id"
     kept = client.responses.create(**asked(ADD, store=True)).model_dump()
     assert "`store`" in kept["warnings"][0] and kept["store"] is False
 

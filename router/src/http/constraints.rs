@@ -25,7 +25,7 @@ pub fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
     }
 }
 
-/// `response_format` of OpenAI's routes, and vLLM's names for the same. Only one of them can be followed.
+/// `response_format` of OpenAI's routes, and vLLM's names for the same. Only one grammar can be followed.
 pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
     const FORMAT: &str = request_fields::RESPONSE_FORMAT.name;
     let format = fields.tree(&request_fields::RESPONSE_FORMAT)?;
@@ -44,17 +44,23 @@ pub fn openai(fields: &Fields) -> Result<Option<Asked>, ApiError> {
             [(field.name, fields.tree(field)?), (request_fields::STRUCTURED_OUTPUTS.name, member)]
         {
             let Some(value) = value else { continue };
-            if let Some(Asked { field: first, .. }) = asked {
-                return Err(ApiError::invalid(field, format!("and `{first}` must not both be given")));
-            }
-            asked = source(&field.into(), kind, Some(value))?.map(|source| Asked { field, source });
+            let more = source(&field.into(), kind, Some(value))?.map(|source| Asked { field, source });
+            asked = one_of(asked, more)?;
         }
     }
     let object = outputs.map(|outputs| json_object(&outputs)).transpose()?.flatten();
-    if let (Some(Asked { field: first, .. }), Some(Asked { field, .. })) = (&asked, &object) {
-        return Err(ApiError::invalid(*field, format!("and `{first}` must not both be given")));
+    one_of(asked, object)
+}
+
+/// Under several names the same may be asked, as guidance does, which writes its grammar for every version of vLLM.
+fn one_of(first: Option<Asked>, second: Option<Asked>) -> Result<Option<Asked>, ApiError> {
+    match (&first, &second) {
+        (Some(first), Some(second)) if first.source != second.source => {
+            let text = format!("and `{}` must not both be given, unless they ask for the same", first.field);
+            Err(ApiError::invalid(second.field, text))
+        }
+        _ => Ok(first.or(second)),
     }
-    Ok(asked.or(object))
 }
 
 /// `structured_outputs.json_object`. Any other member would ask for what is not here: those that are were taken.
@@ -263,6 +269,27 @@ mod tests {
     }
 
     #[test]
+    fn the_same_may_be_asked_by_several_names() {
+        let limits = limits();
+        for (body, field) in [
+            // As guidance does.
+            (
+                r#"{"guided_grammar": "start: x", "structured_outputs": {"grammar": "start: x"}}"#,
+                "guided_grammar",
+            ),
+            (r#"{"guided_json": "{\"a\": 1}", "structured_outputs": {"json": {"a": 1}}}"#, "guided_json"),
+            (
+                r#"{"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": true}}"#,
+                "response_format",
+            ),
+        ] {
+            let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+            let asked = openai(&fields).map_err(|error| error.to_string());
+            assert_eq!(asked.map(|asked| asked.map(|asked| asked.field)), Ok(Some(field)), "{body}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (body, text) in [
             (r#"{"response_format": {"type": "yaml"}}"#, "`response_format.type` must be one of text, json,"),
@@ -293,6 +320,10 @@ mod tests {
             (
                 r#"{"guided_regex": "a", "response_format": {"type": "json_object"}}"#,
                 "`guided_regex` and `response_format` must not both be given",
+            ),
+            (
+                r#"{"guided_grammar": "start: x", "structured_outputs": {"grammar": "start: y"}}"#,
+                "`structured_outputs` and `guided_grammar` must not both be given, unless they ask for the same",
             ),
             (
                 r#"{"structured_outputs": {"regex": "a", "choice": ["a"]}}"#,

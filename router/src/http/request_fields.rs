@@ -272,8 +272,11 @@ pub const CACHE_SALT: Field = name(
     "none",
     "Share cached prefixes of prompts only with requests that have the same salt, and the same API key",
 );
-pub const PROMPT_CACHE_KEY: Field =
-    name("prompt_cache_key", "none", "OpenAI's name for the same; with both, both have to be the same");
+pub const PROMPT_CACHE_KEY: Field = name(
+    "prompt_cache_key",
+    "none",
+    "Has no effect: at OpenAI it leads requests with one prefix to one machine; here prefixes are found without it",
+);
 
 pub const PRIORITY: Field = field(
     "priority",
@@ -589,6 +592,7 @@ pub fn responses_fields() -> Vec<&'static Field> {
         &RESPONSE_METADATA,
         &SAFETY_IDENTIFIER,
         &USER,
+        &CACHE_SALT,
         &PROMPT_CACHE_KEY,
         &PRIORITY,
         &SERVICE_TIER,
@@ -633,6 +637,7 @@ pub fn anthropic_fields() -> Vec<&'static Field> {
         &OUTPUT_CONFIG,
         &OUTPUT_FORMAT,
         &ANTHROPIC_METADATA,
+        &CACHE_SALT,
         &PRIORITY,
     ]
 }

@@ -81,6 +81,45 @@ async fn a_turn_that_ends_by_itself_says_stop() {
     assert!(!text.contains("<|end|>"));
 }
 
+/// Agents have another key in each session, and the same instructions in all.
+#[tokio::test]
+async fn sessions_share_what_is_cached_unless_they_are_salted() {
+    let served = Served::ready(Setup { flags: vec!["--strict-requests"], ..Setup::default() }).await;
+    for (path, cached) in [
+        ("/v1/responses", "/usage/input_tokens_details/cached_tokens"),
+        ("/v1/chat/completions", "/usage/prompt_tokens_details/cached_tokens"),
+        ("/v1/completions", "/usage/prompt_tokens_details/cached_tokens"),
+        ("/v1/messages", "/usage/cache_read_input_tokens"),
+    ] {
+        // No other route's begins so.
+        let system = format!("{path}: {}", "Use the tools. ".repeat(20));
+        let asked = async |more: Value| {
+            let user = json!([{"role": "user", "content": "hi"}]);
+            let mut body = match path {
+                "/v1/responses" => {
+                    json!({"input": "hi", "instructions": system, "max_output_tokens": 1})
+                }
+                "/v1/completions" => json!({"prompt": system, "max_tokens": 1}),
+                "/v1/messages" => json!({"messages": user, "system": system, "max_tokens": 1}),
+                _ => json!({"messages": [{"role": "system", "content": system}, user[0]], "max_tokens": 1}),
+            };
+            merge(&mut body, more);
+            let answer = served.post(path, body).await.good();
+            answer.pointer(cached).and_then(Value::as_u64).unwrap_or_else(|| panic!("{path}: {answer}"))
+        };
+        let session = |key: &str| match path {
+            "/v1/messages" => json!({}),
+            _ => json!({"prompt_cache_key": key}),
+        };
+        assert_eq!(asked(session("a")).await, 0, "{path}");
+        assert!(asked(session("b")).await > 200, "{path}");
+        for salt in ["a", "b"] {
+            assert_eq!(asked(json!({"cache_salt": salt})).await, 0, "{path}: {salt}");
+        }
+        assert!(asked(json!({"cache_salt": "b"})).await > 200, "{path}");
+    }
+}
+
 /// They would be a plan that the workers refuse.
 #[tokio::test]
 async fn ends_beyond_the_vocabulary_are_not_held_back() {
@@ -250,6 +289,56 @@ async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
         (
             json!({"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}),
             "`messages[0].content[0].refusal` must be a string",
+        ),
+    ] {
+        let answer = served.post("/v1/chat/completions", json!({"messages": [message]})).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["message"]), (422, &json!(says)));
+    }
+}
+
+/// As LiteLLM's `hosted_vllm` sends back what Claude Code had from it, and as Mistral writes it.
+#[tokio::test]
+async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
+    let template = "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}\
+                    {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}\
+                    {% for c in m.tool_calls or [] %}{{ c.function.name }}(){% endfor %};{% endfor %}";
+    let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+    let call = json!([{"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let thinking = json!({"type": "thinking", "thinking": "Hm", "signature": "x"});
+    let redacted = json!({"type": "redacted_thinking", "data": "x"});
+    let mistral = json!({"type": "thinking", "thinking": [{"type": "text", "text": "H"}, {"type": "text", "text": "m"}]});
+    let text = json!({"type": "text", "text": "yes"});
+    for (said, shown) in [
+        (json!({"content": [thinking, text]}), "[Hm]yes"),
+        (json!({"content": [mistral, text]}), "[Hm]yes"),
+        (json!({"content": [thinking, redacted, thinking, text]}), "[HmHm]yes"),
+        (json!({"content": [redacted, text]}), "yes"),
+        (json!({"content": [{"type": "thinking", "thinking": ""}, text]}), "yes"),
+        (json!({"content": [thinking], "tool_calls": call}), "[Hm]f()"),
+        (json!({"content": [redacted]}), ""),
+        (json!({"content": [thinking, text], "reasoning": "So"}), "[So]yes"),
+        (json!({"content": [thinking, text], "reasoning_content": null}), "[Hm]yes"),
+    ] {
+        let mut said = said;
+        said["role"] = json!("assistant");
+        let messages = json!([said, {"role": "user", "content": "x"}]);
+        let text = served.post("/chat_tokenize", json!({"messages": messages})).await.good();
+        assert_eq!(text["templated_text"], format!("assistant:{shown};user:x;"), "{messages}");
+        served.post("/v1/chat/completions", json!({"messages": messages, "max_tokens": 1})).await.good();
+    }
+    let none = json!({"type": "thinking", "thinking": [{"type": "reference"}]});
+    for (message, says) in [
+        (
+            json!({"role": "user", "content": [text, thinking]}),
+            "`messages[0].content[1]` of type \"thinking\" is not supported yet: only text is",
+        ),
+        (
+            json!({"role": "tool", "content": [redacted]}),
+            "`messages[0].content[0]` of type \"redacted_thinking\" is not supported yet: only text is",
+        ),
+        (
+            json!({"role": "assistant", "content": [text, none]}),
+            "`messages[0].content[1].thinking` must be a string or a list of texts",
         ),
     ] {
         let answer = served.post("/v1/chat/completions", json!({"messages": [message]})).await;

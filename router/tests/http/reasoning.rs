@@ -143,6 +143,36 @@ async fn reasoning_may_have_begun_before_the_prompts_last_words() {
     }
 }
 
+/// Some clients show it twice that know both names, and some cannot read it at all.
+#[tokio::test]
+async fn reasoning_has_the_names_that_the_operator_wants() {
+    const NAMES: [&str; 2] = ["reasoning_content", "reasoning"];
+    for (flags, wanted) in [
+        (&[][..], &NAMES[..]),
+        (&["--reasoning-field", "both"], &NAMES),
+        (&["--reasoning-field", "reasoning_content"], &NAMES[..1]),
+        (&["--reasoning-field", "reasoning"], &NAMES[1..]),
+    ] {
+        let model = Model::of(flags).await;
+        let has =
+            |told: &Value| NAMES.into_iter().filter(|name| told.get(name).is_some()).collect::<Vec<_>>();
+        model.says("Hm.</think>Rome.");
+        let message = model.ask(CHAT, json!({})).await["choices"][0]["message"].take();
+        assert_eq!(has(&message), wanted, "{flags:?}: {message}");
+        assert!(wanted.iter().all(|name| message[name] == "Hm."), "{flags:?}: {message}");
+        model.says("Hm.</think>Rome.");
+        let asked = json!({"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 200, "temperature": 0,
+            "frequency_penalty": 0.1, "stream": true});
+        let chunks = model.served.events(CHAT, asked).await;
+        let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+        let thoughts: Vec<_> = deltas.filter(|delta| !has(delta).is_empty()).collect();
+        assert!(
+            !thoughts.is_empty() && thoughts.iter().all(|delta| has(delta) == wanted),
+            "{flags:?}: {thoughts:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn tokens_of_reasoning_are_counted_alike() {
     let model = Model::of(&[]).await;

@@ -240,6 +240,28 @@ async fn messages_of_the_wrong_kind_are_named() {
     }
 }
 
+/// By OpenAI's status and code clients know that they have to send all of it; VS Code's Copilot looks for both.
+#[tokio::test]
+async fn an_answer_that_is_not_kept_is_not_found() {
+    let served = Served::default().await;
+    let asked = |name: &str| json!({"input": "hi", (name): "resp_x", "max_output_tokens": 1});
+    let refused = served.post("/v1/responses", asked("previous_response_id")).await;
+    let error = refused.json()["error"].clone();
+    assert_eq!(
+        (refused.status.as_u16(), &error["code"], &error["param"], &error["type"]),
+        (
+            400,
+            &json!("previous_response_not_found"),
+            &json!("previous_response_id"),
+            &json!("invalid_request_error")
+        )
+    );
+    let text = error["message"].as_str().expect("a text");
+    assert!(text.ends_with("send the whole conversation as `input`"), "{text}");
+    let refused = served.post("/v1/responses", asked("conversation")).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["code"]), (422, &json!("validation")));
+}
+
 #[tokio::test]
 async fn a_template_that_refuses_is_a_422_with_its_words() {
     let setup = Setup { chat_template: "{{ raise_exception('no such role') }}", ..Setup::default() };

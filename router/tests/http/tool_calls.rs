@@ -390,6 +390,49 @@ async fn what_a_tool_returned_that_is_no_text_is_told_in_its_place() {
     );
 }
 
+/// OpenAI's results are texts alone, so Goose and Agno put the pictures of one into a message of the user behind it.
+#[tokio::test]
+async fn a_picture_behind_a_result_is_told_as_the_tools() {
+    let template = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
+                    {% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}{{ '()' if m.tool_calls }};{% endfor %}";
+    let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+    let told = "[The tool returned an image here, which cannot be shown to you: you read only text.]";
+    let user = |content: Value| json!({"role": "user", "content": content});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}});
+    let note = json!({"type": "text", "text": "Take note. "});
+    let call = json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "1", "content": "See the next."});
+    let answer = json!({"role": "assistant", "content": "A cat."});
+    let before = "user:x;assistant:();tool:See the next.;";
+    for (behind, place, shown) in [
+        (vec![user(json!([image]))], "messages[3].content[0]", format!("user:{told};")),
+        (vec![user(json!([note, image]))], "messages[3].content[1]", format!("user:Take note. {told};")),
+        (
+            vec![user(json!("Take note.")), user(json!([image])), answer.clone()],
+            "messages[4].content[0]",
+            format!("user:Take note.;user:{told};assistant:A cat.;"),
+        ),
+    ] {
+        let messages = [vec![user(json!("x")), call.clone(), result.clone()], behind].concat();
+        let asked = json!({"messages": messages, "max_tokens": 2});
+        let text = served.post("/chat_tokenize", json!({"messages": messages})).await.good();
+        assert_eq!(text["templated_text"], format!("{before}{shown}"));
+        let warnings = served.post(CHAT, asked).await.good()["warnings"].clone();
+        let says = format!("`{place}` has no effect here: only text is supported, and the model is told");
+        assert!(warnings[0].as_str().is_some_and(|line| line.starts_with(&says)), "{warnings}");
+    }
+    // What the user shows later on, or the system, is no tool's.
+    for (behind, place) in [
+        (vec![answer, user(json!([image]))], "messages[4].content[0]"),
+        (vec![json!({"role": "system", "content": [image]})], "messages[3].content[0]"),
+    ] {
+        let messages = [vec![user(json!("x")), call.clone(), result.clone()], behind].concat();
+        let refused = served.post(CHAT, json!({"messages": messages})).await;
+        let says = format!("`{place}` of type \"image_url\" is not supported yet: only text is");
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["message"]), (422, &json!(says)));
+    }
+}
+
 /// As clients of OpenAI's responses send the tools of MCP servers. The model knows each by one name.
 #[tokio::test]
 async fn a_function_of_a_namespace_is_called_as_its_client_calls_it() {

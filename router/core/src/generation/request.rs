@@ -39,7 +39,7 @@ pub struct GenerationRequest {
     /// Whom the client asks for, by its own name.
     pub user: Option<String>,
     /// Cached blocks are shared only with requests that have the same.
-    pub cache_salts: Vec<String>,
+    pub cache_salt: Option<String>,
     /// `None`: that of its key.
     pub priority: Option<Priority>,
     /// From the request's arrival; the text ends with the token after it.

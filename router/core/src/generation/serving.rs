@@ -117,7 +117,7 @@ pub async fn start(
         top_tokens: request.top_tokens,
         prompt_logprobs,
         constraint,
-        cache_namespace: serving.namespace(caller, &request.cache_salts),
+        cache_namespace: serving.namespace(caller, request.cache_salt.as_deref()),
         tenant: serving.tenant(caller, request.user.as_deref()),
         priority: caller.priority(request.priority),
         deadline: caller.deadline,
@@ -186,16 +186,13 @@ impl Serving {
 
     /// Where this is the same, sequences share cached blocks, and `cached_tokens` and the time to the first token tell
     /// of one another's prompts. So it is the key's. A salt divides it further, and never leads out of it.
-    fn namespace(&self, caller: &Caller, salts: &[String]) -> Namespace {
-        let key = caller.key_digest.as_ref().filter(|_| !self.shared_cache || !salts.is_empty());
-        match (key, salts) {
-            (None, []) => self.cache_namespace,
-            _ => {
-                let key = key.map_or(&[][..], |digest| digest);
-                let salts = salts.iter().map(|salt| salt.as_bytes());
-                self.cache_namespace.within(std::iter::once(key).chain(salts))
-            }
+    fn namespace(&self, caller: &Caller, salt: Option<&str>) -> Namespace {
+        let key = caller.key_digest.as_ref().filter(|_| !self.shared_cache || salt.is_some());
+        if key.is_none() && salt.is_none() {
+            return self.cache_namespace;
         }
+        let key = key.map_or(&[][..], |digest| digest);
+        self.cache_namespace.within(std::iter::once(key).chain(salt.map(str::as_bytes)))
     }
 
     /// Whom the queue is to be fair to: the key, which cannot be made up; without keys, the address, and whom the

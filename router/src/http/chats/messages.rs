@@ -203,7 +203,7 @@ fn has_text(content: &Value) -> bool {
 }
 
 /// What a message has under any of its names, unless that is nothing.
-fn take_reasoning(message: &mut Value) -> Option<String> {
+pub fn take_reasoning(message: &mut Value) -> Option<String> {
     let fields = message.as_object_mut()?;
     let found = REASONING.map(|name| fields.remove(name));
     found.into_iter().flatten().find_map(|value| match value {

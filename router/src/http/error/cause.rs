@@ -9,6 +9,8 @@ pub enum Cause {
     MalformedBody,
     /// It leaves doubt of what is asked, or of where it ends.
     MalformedHead,
+    /// It goes on from an answer, of which none is kept.
+    PreviousResponse,
     Unauthorized,
     NotFound,
     MethodNotAllowed,
@@ -58,9 +60,10 @@ pub struct Entry {
 impl Cause {
     /// In the order of their status.
     #[cfg(test)]
-    const ALL: [Cause; 19] = [
+    const ALL: [Cause; 20] = [
         Cause::MalformedBody,
         Cause::MalformedHead,
+        Cause::PreviousResponse,
         Cause::Unauthorized,
         Cause::NotFound,
         Cause::MethodNotAllowed,
@@ -113,6 +116,17 @@ impl Cause {
                     "Send one `host` header, and a length or `transfer-encoding: chunked`, once",
                 )
             }
+            // Status and code are OpenAI's for an answer that is not there any more: by both of them clients know that they
+            // have to send the whole conversation.
+            Cause::PreviousResponse => Entry::of_request(
+                StatusCode::BAD_REQUEST,
+                "previous_response_not_found",
+                Some("validation"),
+            )
+            .said(
+                "`previous_response_id` of `/v1/responses`: no answer is kept",
+                "Send the whole conversation as `input`, without the id",
+            ),
             Cause::Unauthorized => {
                 Entry::before_it_counts(StatusCode::UNAUTHORIZED, "invalid_api_key", Some("authentication")).said(
                     "The API key is missing or wrong",

@@ -158,6 +158,11 @@ impl ApiError {
         Self { given: Some(given.into()), ..self }
     }
 
+    /// The same, of another cause.
+    pub fn because(self, cause: Cause) -> Self {
+        Self { cause, ..self }
+    }
+
     /// Says that tokens are too many, and which.
     fn overflowing(self, overflow: Overflow) -> Self {
         Self { cause: Cause::ContextLength, overflow: Some(Box::new(overflow)), ..self }

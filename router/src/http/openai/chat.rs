@@ -14,9 +14,11 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
+use crate::config::ReasoningField;
 use crate::http::body;
 use crate::http::chats::effort::Effort;
 use crate::http::chats::functions::Shape;
+use crate::http::chats::messages::take_reasoning;
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::reader::{Reader, Reading, custom_input};
 use crate::http::chats::request::{ChatRequest, Prepared};
@@ -124,6 +126,8 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), Api
     let messages = fields.required(&request_fields::MESSAGES, fields.tree(&request_fields::MESSAGES)?)?;
     let Value::Array(mut messages) = messages else { unreachable!("the table says that it is a list") };
     let place = Place::from(request_fields::MESSAGES.name);
+    // OpenAI's results are texts alone: Goose, Agno and others have the picture that a tool returned in a message of the user behind it.
+    let mut was_result = false;
     if messages.is_empty() {
         return Err(ApiError::invalid(place, "must have at least one message"));
     }
@@ -135,6 +139,9 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), Api
         // Of what the model and its tools said nobody has sent an image.
         let may_send = SENDERS.contains(&role);
         check_calls(&message)?;
+        check_thoughts(&message)?;
+        let is_result = is_result || (was_result && message.value("role") == "user");
+        was_result = is_result;
         let has_said = message.value("role") == "assistant"
             && SAID.into_iter().any(|name| message.value(name).is_string());
         match message.get("content") {
@@ -156,6 +163,7 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), Api
     for message in &mut messages {
         let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
         calls.into_iter().flatten().for_each(as_function);
+        thoughts_as_reasoning(message);
         refusals_as_text(message);
         unseen_as_text(message);
     }
@@ -182,6 +190,62 @@ fn refusals_as_text(message: &mut Value) {
 /// Whose messages are the client's own.
 const SENDERS: [&str; 3] = ["user", "system", "developer"];
 
+/// Parts of an assistant's message that it has thought: Anthropic's, as LiteLLM's `hosted_vllm` sends them back, and Mistral's.
+const THINKING: &str = "thinking";
+/// Anthropic's, of which nobody else can read what is in it.
+const REDACTED_THINKING: &str = "redacted_thinking";
+
+/// The text of a part of thinking: with Mistral it has parts of its own.
+fn thought(part: &Value) -> Option<String> {
+    match &part["thinking"] {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => {
+            let texts = parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text"));
+            texts.collect()
+        }
+        _ => None,
+    }
+}
+
+/// What somebody else is said to have thought is refused.
+fn check_thoughts(message: &Object) -> Result<(), ApiError> {
+    let is_assistants = message.value("role") == "assistant";
+    for (index, part) in message.value("content").as_array().into_iter().flatten().enumerate() {
+        let place = message.at("content").entry(index);
+        match part["type"].as_str() {
+            Some(kind @ (THINKING | REDACTED_THINKING)) if !is_assistants => {
+                return Err(no_text(place, kind));
+            }
+            Some(THINKING) if thought(part).is_none() => {
+                return Err(ApiError::invalid(
+                    place.member("thinking"),
+                    "must be a string or a list of texts",
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// It becomes the message's reasoning, unless it has some.
+fn thoughts_as_reasoning(message: &mut Value) {
+    let Some(parts) = message.get_mut("content").and_then(Value::as_array_mut) else { return };
+    let is_thought = |part: &mut Value| part["type"] == THINKING || part["type"] == REDACTED_THINKING;
+    let thoughts: Vec<Value> = parts.extract_if(.., is_thought).collect();
+    if thoughts.is_empty() {
+        return;
+    }
+    if parts.is_empty() {
+        message["content"] = Value::Null;
+    }
+    let own = take_reasoning(message);
+    let reasoning = own.unwrap_or_else(|| thoughts.iter().filter_map(thought).collect());
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
+    }
+}
+
 /// Whose messages are results.
 const TOOL: &str = "tool";
 
@@ -195,7 +259,7 @@ fn unseen_kind(part: &str) -> Option<Kind> {
     }
 }
 
-/// In a result, the model is told what was there. Elsewhere there is none: it was refused.
+/// In a result, or behind it, the model is told what was there. Elsewhere there is none: it was refused.
 fn unseen_as_text(message: &mut Value) {
     for part in message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten() {
         if let Some(kind) = part["type"].as_str().and_then(unseen_kind) {
@@ -249,7 +313,7 @@ fn as_function(call: &mut Value) {
     }
 }
 
-/// `unseen` is there for a result's parts, which may be others than texts.
+/// `unseen` is there for the parts of a result, and behind one, which may be others than texts.
 fn check_parts(place: &Place, parts: &[Value], mut unseen: Option<&mut Unseen>) -> Result<(), ApiError> {
     for (index, part) in parts.iter().enumerate() {
         let place = place.entry(index);
@@ -258,6 +322,8 @@ fn check_parts(place: &Place, parts: &[Value], mut unseen: Option<&mut Unseen>) 
             Some("text") => return Err(ApiError::invalid(place.member("text"), "must be a string")),
             Some("refusal") if part.get("refusal").is_some_and(Value::is_string) => {}
             Some("refusal") => return Err(ApiError::invalid(place.member("refusal"), "must be a string")),
+            // `check_thoughts` has looked at it.
+            Some(THINKING | REDACTED_THINKING) => {}
             Some(other) => match (&mut unseen, unseen_kind(other)) {
                 (Some(unseen), Some(kind)) => unseen.add(&place, kind),
                 _ => return Err(no_text(place, other)),
@@ -288,12 +354,14 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     choices.tell_unbound(&mut params.warnings);
     let head = AnswerHead::new("chatcmpl", params.model);
     let logprobs = logprobs.then_some(prompt);
+    let reasoning_field = context.server().config.args.reasoning_field;
     if params.stream {
         let writer = ChatChunks {
             frame: head.frame(Chunk::Chunk),
             head,
             warnings: params.warnings,
             include_usage: params.include_usage,
+            reasoning_field,
             logprobs,
             choices: (0..params.n as usize).map(|choice| ChoiceStream::new(&reading, choice)).collect(),
             done: Vec::new(),
@@ -311,7 +379,7 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
         answers.iter().enumerate().map(|(choice, (tokens, _))| Read::of(&reading, choice, tokens)).collect();
     let choices = answers.iter().zip(&read).enumerate().map(|(index, ((tokens, done), read))| Choice {
         index,
-        message: read.message(),
+        message: read.message(reasoning_field),
         logprobs: logprobs
             .as_ref()
             .map(|prompt| Logprobs { content: tokens.iter().map(|token| entry(prompt, token)).collect() }),
@@ -358,7 +426,7 @@ impl Read {
         Self { calls: ids.collect(), answer, reader }
     }
 
-    fn message(&self) -> Message<'_> {
+    fn message(&self, reasoning_field: ReasoningField) -> Message<'_> {
         let penstock_output::Answer { content, reasoning, calls } = &self.answer;
         let call = |(index, (id, call)): (usize, (&'_ String, &'_ penstock_output::Call))| {
             let (id, name) = (Some(id.clone()), call.name.clone());
@@ -368,10 +436,11 @@ impl Read {
             Call::function(index, id, Some(name), call.arguments.clone())
         };
         let reasoning = (!reasoning.is_empty()).then_some(&**reasoning);
+        let (reasoning_content, reasoning) = named(reasoning, reasoning_field);
         Message {
             role: Role::Assistant,
             content: (calls.is_empty() || !content.is_empty()).then_some(content),
-            reasoning_content: reasoning,
+            reasoning_content,
             reasoning,
             tool_calls: self.calls.iter().zip(calls).enumerate().map(call).collect(),
         }
@@ -385,6 +454,7 @@ struct ChatChunks {
     /// Said once, in the first chunk.
     warnings: Warnings,
     include_usage: bool,
+    reasoning_field: ReasoningField,
     /// What spells tokens, when log probabilities are wanted.
     logprobs: Option<Arc<Prompt>>,
     choices: Vec<ChoiceStream>,
@@ -498,12 +568,10 @@ impl ChatChunks {
                     told(Call::custom(*nth, Some(id), name, &arguments))
                 }
                 Read::Content(text) => Delta { content: Some(text), ..Delta::default() },
-                Read::Reasoning(text) => Delta {
-                    content: None,
-                    reasoning_content: Some(text),
-                    reasoning: Some(text),
-                    ..Delta::default()
-                },
+                Read::Reasoning(text) => {
+                    let (reasoning_content, reasoning) = named(Some(text), self.reasoning_field);
+                    Delta { content: None, reasoning_content, reasoning, ..Delta::default() }
+                }
                 Read::CallBegins { index: nth, name } => {
                     let id = choice.reader.id(*nth, name);
                     told(Call::function(*nth, Some(id), Some(name.clone()), String::new()))
@@ -525,6 +593,12 @@ impl ChatChunks {
             false => encoder.event(&self.head.answer(Chunk::Chunk, &[choice], None::<Usage>, &self.warnings)),
         }
     }
+}
+
+/// Reasoning as `reasoning_content` and as `reasoning`.
+fn named(text: Option<&str>, field: ReasoningField) -> (Option<&str>, Option<&str>) {
+    let by = |name| text.filter(|_| field == name || field == ReasoningField::Both);
+    (by(ReasoningField::ReasoningContent), by(ReasoningField::Reasoning))
 }
 
 /// How likely a token was.
@@ -586,7 +660,7 @@ struct Message<'a> {
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
-    /// The same, as some clients call it.
+    /// The same, as some clients call it. `--reasoning-field` leaves one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -38,8 +38,7 @@ pub struct GenerationParams {
     pub stream: bool,
     pub include_usage: bool,
     pub user: Option<String>,
-    /// `cache_salt` and `prompt_cache_key`, as far as they are given.
-    pub cache_salts: Vec<String>,
+    pub cache_salt: Option<String>,
     pub priority: Option<Priority>,
     /// Not settled yet: the dialect may have more.
     pub warnings: Warnings,
@@ -135,6 +134,8 @@ impl GenerationParams {
             warnings.no_effect("stream_options", "when the answer is not streamed");
         }
         let priority = priority(fields, &mut warnings)?;
+        // It asks for nothing that could be missing: prefixes are found without it.
+        fields.text(&request_fields::PROMPT_CACHE_KEY)?;
         Ok(Self {
             model,
             sampling,
@@ -149,14 +150,7 @@ impl GenerationParams {
             stream,
             include_usage,
             user: fields.text(&request_fields::USER)?.map(Cow::into_owned),
-            cache_salts: [
-                fields.text(&request_fields::CACHE_SALT)?,
-                fields.text(&request_fields::PROMPT_CACHE_KEY)?,
-            ]
-            .into_iter()
-            .flatten()
-            .map(Cow::into_owned)
-            .collect(),
+            cache_salt: fields.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned),
             priority,
             warnings,
         })
@@ -181,7 +175,7 @@ impl GenerationParams {
             grammar: self.grammar.as_ref().map(|asked| asked.source.clone()),
             grammar_is_optional: false,
             user: self.user.clone(),
-            cache_salts: self.cache_salts.clone(),
+            cache_salt: self.cache_salt.clone(),
             priority: self.priority,
             max_time: None,
         }

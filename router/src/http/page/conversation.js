@@ -41,7 +41,7 @@ export class Answer {
     if (!choice) return;
     if (choice.finish_reason) this.finish = choice.finish_reason;
     this.#pending.push(...(choice.logprobs?.content ?? []));
-    const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? {};
+    const { content, reasoning, reasoning_content: thought = reasoning, tool_calls: calls } = choice.delta ?? {};
     for (const call of calls ?? []) this.#call(call);
     const text = this.#marked(thought, content);
     if (!text) return;

@@ -117,7 +117,7 @@ impl GenerateRequest {
             grammar: constraints::grammar(p)?,
             grammar_is_optional: false,
             user: None,
-            cache_salts: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned).into_iter().collect(),
+            cache_salt: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned),
             priority: p.priority()?,
             max_time: p.number(&request_fields::MAX_TIME)?.map(Duration::from_secs_f64),
         };

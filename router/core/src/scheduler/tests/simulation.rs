@@ -338,7 +338,7 @@ impl World<'_> {
             grammar: None,
             grammar_is_optional: false,
             user: None,
-            cache_salts: Vec::new(),
+            cache_salt: None,
             priority: Some(spec.priority),
             max_time: None,
         };

@@ -13,7 +13,7 @@ use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
 use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::constraints;
-use crate::http::error::{ApiError, FieldNames, Place};
+use crate::http::error::{ApiError, Cause, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
 use crate::http::openai::chat::no_text;
 use crate::http::openai::params::GenerationParams;
@@ -69,7 +69,9 @@ pub struct ResponseRequest {
 pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError> {
     for (name, why) in REFUSED {
         if fields.value(name).is_some_and(|value| value != false) {
-            return Err(ApiError::invalid(name, format!("is not supported: {why}")));
+            let error = ApiError::invalid(name, format!("is not supported: {why}"));
+            let is_previous = name == "previous_response_id";
+            return Err(if is_previous { error.because(Cause::PreviousResponse) } else { error });
         }
     }
     let mut warnings = Warnings::default();
