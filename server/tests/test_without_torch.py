@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import regex
+import regex  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 import checkpoints
