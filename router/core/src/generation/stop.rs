@@ -78,8 +78,11 @@ impl StopStrings {
         self.shown < self.held.len()
     }
 
-    /// The text ends here: what was held back is no stop string.
+    /// The text ends here, or a special token follows: what was held back is no stop string, nor begins one.
     pub fn flush(&mut self) -> String {
+        for candidate in &mut self.candidates {
+            candidate.matched = 0;
+        }
         self.show(self.held.len())
     }
 
