@@ -295,19 +295,22 @@ fn what_is_let_through_is_calls_that_their_schemas_accept() {
                 "" => format!("{}{}", frame.open, frame.before_name),
                 trigger => format!("Hm <b>. {trigger}"),
             };
-            let begins = if format.name == "harmony" {
-                "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions."
-                    .to_owned()
-            } else {
-                begins
+            let begins = match format.name {
+                "harmony" => vec![
+                    "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.",
+                    " to=functions.",
+                ],
+                _ => vec![&*begins],
             };
-            let mut ended = 0;
-            for _ in 0..12 {
-                let Some(text) = world.walk(&grammar, &begins, &mut random) else { continue };
-                check(format, &functions, &text, true);
-                ended += 1;
+            for begins in begins {
+                let mut ended = 0;
+                for _ in 0..12 {
+                    let Some(text) = world.walk(&grammar, begins, &mut random) else { continue };
+                    check(format, &functions, &text, true);
+                    ended += 1;
+                }
+                assert!(ended >= 3, "{}: only {ended} of 12 walks after {begins:?} ended", format.name);
             }
-            assert!(ended >= 3, "{}: only {ended} of 12 walks after {begins:?} ended", format.name);
         }
     }
 }
