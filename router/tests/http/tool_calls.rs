@@ -603,6 +603,23 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     assert_eq!(answered["message"]["content"], prose, "{format}");
 }
 
+/// GPT-OSS' markers are made of words that clients stop at.
+#[tokio::test]
+async fn a_stop_string_within_the_name_of_a_marker_ends_nothing() {
+    let family = Family::of("harmony", true, &[]).await;
+    family.says(
+        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>It is late.",
+    );
+    for stop in ["end", "|", "<", "message"] {
+        let answer = family.ask(json!({"stop": [stop]})).await;
+        assert_eq!(answer["message"]["reasoning_content"], "So.", "{stop}: {answer}");
+        assert_eq!(answer["message"]["content"], "It is late.", "{stop}: {answer}");
+    }
+    let answer = family.ask(json!({"stop": ["<|end|>"]})).await;
+    assert_eq!(answer["message"]["reasoning_content"], "So.", "{answer}");
+    assert_eq!(answer["message"]["content"].as_str().unwrap_or_default(), "", "{answer}");
+}
+
 /// Agents send stop strings that begin with a line end, as arguments and texts before calls end with one.
 #[tokio::test]
 async fn a_stop_string_that_may_begin_before_a_marker_changes_no_call() {

@@ -80,7 +80,7 @@ impl OutputProcessor {
         self.tokens += 1;
         let text = if special {
             let name = self.vocabulary.name(token.id);
-            if finish != Some(Finish::Eos) && self.tokens > self.min_tokens && self.stop.in_name(&name) {
+            if finish != Some(Finish::Eos) && self.tokens > self.min_tokens && self.stop.is_name(&name) {
                 ended = Some(FinishReason::StopSequence);
             }
             name
@@ -339,6 +339,9 @@ mod tests {
         );
         let outcome = write("hello<|end|>", &["<|end|>"], StopText::Omit, Finish::Eos);
         assert_eq!(outcome.reason, FinishReason::EosToken);
+        // A part of it is none.
+        let outcome = write("hello<|end|> hello", &["|", "end"], StopText::Omit, Finish::Length);
+        assert_eq!((outcome.text.as_str(), outcome.reason), ("hello hello", FinishReason::Length));
     }
 
     #[test]

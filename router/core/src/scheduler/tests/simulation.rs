@@ -436,7 +436,7 @@ fn until_stop(config: &MockConfig, spec: &SequenceSpec, stop: &[String], stop_te
             let name = vocabulary.name(id);
             text.push_str(&detokenizer.finish());
             from = text.len();
-            if let Some(stop) = stop.iter().find(|stop| name.contains(*stop)) {
+            if let Some(stop) = stop.iter().find(|stop| name == **stop) {
                 return Text { ids: ids[..=at].to_vec(), text, ended_by: Some(stop.clone()) };
             }
         }
