@@ -146,6 +146,16 @@ mod tests {
             ("<|start_header_id|> … <TOOLCALL>[ … '</think>'", "nemotron", "think"),
             ("'<|tool|>' … '<|/tool|>' … <|tool_call|>", "phi4_mini", ""),
             ("<|start_of_role|> … <|tool_call|>", "granite", ""),
+            (
+                "<|start_of_role|> … <|tool_call|> … Write your thought process after 'Here is",
+                "granite",
+                "granite",
+            ),
+            (
+                "<|start_of_role|> … <|tool_call|> … In the thought process, … between <think></think> … <response></response>",
+                "granite",
+                "ernie45",
+            ),
             ("<|tools_prefix|> … <|inner_prefix|>", "apertus", "apertus"),
             ("<longcat_tool_call>", "longcat", ""),
             ("<tool_call>\\n{\\\"name\\\": … '<think>'", "hermes", "think"),
