@@ -159,6 +159,7 @@ mod tests {
             ("<|tools_prefix|> … <|inner_prefix|>", "apertus", "apertus"),
             ("<longcat_tool_call>", "longcat", ""),
             ("<tool_call>\\n{\\\"name\\\": … '<think>'", "hermes", "think"),
+            ("<global_setting>\\nthink_mode=True\\n … '<response>\\n' … '<think>\\n'", "", "ernie45"),
             ("<|start_header_id|> … {\\\"name\\\": function name, \\\"parameters\\\": …", "llama3_json", ""),
             ("<|start_header_id|> … [func_name1(params_name1=… ", "pythonic", ""),
             ("<|channel|>analysis<|message|> … <|start|>assistant", "harmony", "harmony"),

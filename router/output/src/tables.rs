@@ -567,7 +567,10 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         name: "ernie45",
         aliases: &["granite33"],
         // Granite 3.3's speaks of a "thought process" as 3.2's does, whose format comes next.
-        signs: &[&["<think></think>", "<response></response>", "<|start_of_role|>"]],
+        signs: &[
+            &["<think></think>", "<response></response>", "<|start_of_role|>"],
+            &["<global_setting>", "<response>"],
+        ],
         open: &["<think>"],
         close: &["</think>"],
         silent: &["<response>\n", "<response>", "\n</response>\n", "\n</response>", "</response>"],
