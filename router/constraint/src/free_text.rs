@@ -23,13 +23,13 @@ pub(crate) enum Passed {
 }
 
 impl FreeText {
-    /// None without markers: no part of the text is free.
-    pub(crate) fn new(markers: Vec<String>) -> Option<FreeText> {
+    /// Without markers only special tokens end free text.
+    pub(crate) fn new(markers: Vec<String>) -> FreeText {
         let mut markers: Vec<Vec<u8>> =
             markers.into_iter().map(String::into_bytes).filter(|marker| !marker.is_empty()).collect();
         markers.sort_unstable();
         markers.dedup();
-        (!markers.is_empty()).then(|| FreeText { markers: markers.into(), tail: Vec::new() })
+        FreeText { markers: markers.into(), tail: Vec::new() }
     }
 
     /// Takes the bytes of a token.
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn markers_are_found_however_they_are_cut() {
-        let free = FreeText::new(vec!["<tool_call>".into(), "<think>".into(), String::new()]).unwrap();
+        let free = FreeText::new(vec!["<tool_call>".into(), "<think>".into(), String::new()]);
         for (tokens, passed) in [
             (vec!["a", "b<b>"], vec![Passed::Plain, Passed::Plain]),
             (
@@ -84,7 +84,7 @@ mod tests {
             let found: Vec<Passed> = tokens.iter().map(|token| free.pass(token.as_bytes())).collect();
             assert_eq!(found, passed, "{tokens:?}");
         }
-        let longer = FreeText::new(vec!["<call>".into(), "<call>\n{".into()]).unwrap();
+        let longer = FreeText::new(vec!["<call>".into(), "<call>\n{".into()]);
         for tokens in [vec!["<call>", "\n", "{"], vec!["x<ca", "ll>\n{"], vec!["<call>\n", "{x"]] {
             let mut longer = longer.clone();
             let found: Vec<Passed> = tokens.iter().map(|token| longer.pass(token.as_bytes())).collect();
@@ -97,6 +97,8 @@ mod tests {
         assert!(!free.is_plain());
         free.interrupt();
         assert_eq!((free.is_plain(), free.pass(b"nk>")), (true, Passed::Plain));
-        assert!(FreeText::new(vec![]).is_none());
+        let mut none = FreeText::new(vec![]);
+        assert_eq!((none.pass(b"a <b>"), none.pass(&"ü".as_bytes()[..1])), (Passed::Plain, Passed::Begun));
+        assert!(none.is_plain());
     }
 }

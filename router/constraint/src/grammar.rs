@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::{
     error::{CompileError, Kind},
-    free_text::FreeText,
     guidance::{classify, with_options},
     lark,
     limits::Limits,
@@ -42,7 +41,7 @@ fn compiled(
 ) -> Result<Grammar, CompileError> {
     let mut written = 0;
     let mut special = Vec::new();
-    let mut markers = Vec::new();
+    let mut free_text = None;
     let mut unbound = Vec::new();
     let mut missing = None;
     let grammar = match source {
@@ -74,7 +73,7 @@ fn compiled(
             let composed = parts::compose(parts, vocabulary, limits, stop, apart)?;
             written = composed.lark.len();
             special = composed.special;
-            markers = composed.markers;
+            free_text = composed.free_text;
             unbound = composed.unbound;
             missing = composed.missing;
             let mut grammar = TopLevelGrammar::from_lark(composed.lark);
@@ -93,7 +92,6 @@ fn compiled(
     stop.check(limits)?;
     let is_terminal = matches!(source, Source::Regex(_) | Source::Choice(_));
     let may = vocabulary.text_and(&special);
-    let free_text = FreeText::new(markers);
     let mut grammar = Grammar::new(vocabulary.clone(), may, free_text, parser, written, is_terminal)?;
     grammar.unbound = unbound;
     Ok(grammar)

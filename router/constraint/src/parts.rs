@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::{CompileError, Kind},
+    free_text::FreeText,
     grammar,
     guidance::{classify, with_options},
     lark,
@@ -36,8 +37,8 @@ pub(crate) struct Composed {
     pub(crate) lark: String,
     /// The special tokens that it asks for.
     pub(crate) special: Vec<u32>,
-    /// Texts that mean something within free text.
-    pub(crate) markers: Vec<String>,
+    /// None: no part of the text is free.
+    pub(crate) free_text: Option<FreeText>,
     /// Grammars that it refers to, by name.
     pub(crate) nested: Vec<(String, String)>,
     /// Why parts are not as they were asked for.
@@ -73,6 +74,7 @@ pub(crate) fn compose(
         next: 0,
         special: Vec::new(),
         markers: Vec::new(),
+        has_free: false,
         nested: Vec::new(),
         unbound: Vec::new(),
         missing: None,
@@ -80,14 +82,12 @@ pub(crate) fn compose(
         known: HashMap::new(),
     };
     let start = writer.sequence(parts)?;
-    if writer.has_expressions {
-        // What they let follow may change with any character.
-        writer.markers.clear();
-    }
+    // What expressions let follow may change with any character.
+    let is_free = !writer.has_expressions && (writer.has_free || !writer.markers.is_empty());
     Ok(Composed {
         lark: format!("start: {start}\n{}", writer.rules),
         special: writer.special,
-        markers: writer.markers,
+        free_text: is_free.then(|| FreeText::new(writer.markers)),
         nested: writer.nested,
         unbound: writer.unbound,
         missing: writer.missing,
@@ -102,7 +102,10 @@ struct Writer<'a> {
     rules: String,
     next: usize,
     special: Vec<u32>,
+    /// Texts that mean something within free text.
     markers: Vec<String>,
+    /// Text is free that may end the answer. GPT-OSS' has no markers, which are special tokens.
+    has_free: bool,
     nested: Vec<(String, String)>,
     unbound: Vec<CompileError>,
     missing: Option<char>,
@@ -213,7 +216,10 @@ impl Writer<'_> {
             }
             Part::Choice(texts) => self.define('C', "", &lark::choices(texts)?),
             Part::Until { marker, without, not_first } => self.until(marker, without, not_first.as_deref()),
-            Part::Free { without, not_first } => self.free(without, not_first.as_deref()),
+            Part::Free { without, not_first } => {
+                self.has_free = true;
+                self.free(without, not_first.as_deref())
+            }
             Part::Words { words, without, not_first, close } => {
                 self.words(words, without, not_first, close)?
             }

@@ -1,5 +1,10 @@
 //! A grammar as the client sends it, and its size and depth, which are known before anything recurses into it.
 
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt::Write,
+};
+
 use penstock_output::{Part, Words};
 use serde_json::Value;
 
@@ -57,8 +62,10 @@ impl Source {
             }
             Source::Lark(text) => (4, within(text, limits)?.to_owned()),
             Source::Parts(parts) => {
-                check_parts(parts, limits)?;
-                (5, format!("{parts:?}"))
+                let mut contents =
+                    PartContents { limits, bytes: 0, known: HashMap::new(), text: String::new() };
+                contents.sequence(parts)?;
+                (5, contents.text)
             }
         };
         if text.len() > limits.source_bytes.saturating_mul(2) {
@@ -68,42 +75,75 @@ impl Source {
     }
 }
 
-/// Of all schemas and expressions together.
-fn check_parts(parts: &[Part], limits: &Limits) -> Result<(), CompileError> {
-    let mut bytes = 0;
-    let mut todo: Vec<&Part> = parts.iter().collect();
-    while let Some(part) = todo.pop() {
-        bytes += match part {
-            Part::Json { schema, at } => check_value(schema, limits)
+/// The content of parts, in which a part that stands in several places, as a function's arguments do, is written and counts once.
+/// The grammar has it once, too.
+struct PartContents<'a> {
+    limits: &'a Limits,
+    /// Of all schemas and expressions together.
+    bytes: usize,
+    /// Parts that hold no others, by what they are, with their numbers.
+    known: HashMap<String, usize>,
+    text: String,
+}
+
+impl PartContents<'_> {
+    fn sequence(&mut self, parts: &[Part]) -> Result<(), CompileError> {
+        self.text.push('[');
+        parts.iter().try_for_each(|part| self.part(part))?;
+        self.text.push(']');
+        Ok(())
+    }
+
+    fn part(&mut self, part: &Part) -> Result<(), CompileError> {
+        let bytes = match part {
+            Part::OneOf(choices) => {
+                self.text.push_str("OneOf");
+                return choices.iter().try_for_each(|choice| self.sequence(choice)).map(|()| self.end());
+            }
+            Part::SomeOf { members, between } => {
+                self.text.push_str("SomeOf");
+                members.iter().try_for_each(|member| self.sequence(member))?;
+                self.end();
+                return self.sequence(between);
+            }
+            Part::Repeat { part, between, least, most } => {
+                let _ = write!(self.text, "Repeat {least} {most:?}");
+                self.sequence(part)?;
+                return self.sequence(between);
+            }
+            Part::IfPossible { asked, instead, at } => {
+                let _ = write!(self.text, "IfPossible {at:?}");
+                self.sequence(asked)?;
+                return self.sequence(instead);
+            }
+            // Before anything recurses into it.
+            Part::Json { schema, at } => check_value(schema, self.limits)
                 .map_err(|error| CompileError { path: format!("{at}{}", error.path), ..error })?,
             Part::Regex(text) | Part::Quoted { lark: text, .. } => text.len(),
             Part::Choice(texts) => texts.iter().map(|text| text.len() + 3).sum(),
             Part::Words { words, without, .. } => {
                 words.iter().map(Words::bytes).sum::<usize>() + without.iter().map(String::len).sum::<usize>()
             }
-            Part::OneOf(choices) => {
-                todo.extend(choices.iter().flatten());
-                0
-            }
-            Part::SomeOf { members, between } => {
-                todo.extend(members.iter().flatten().chain(between));
-                0
-            }
-            Part::Repeat { part, between, .. } => {
-                todo.extend(part.iter().chain(between));
-                0
-            }
-            Part::IfPossible { asked, instead, .. } => {
-                todo.extend(asked.iter().chain(instead));
-                0
-            }
             _ => 0,
         };
-        if bytes > limits.source_bytes {
-            return Err(too_large(limits));
+        let number = self.known.len();
+        match self.known.entry(format!("{part:?}")) {
+            Entry::Occupied(known) => {
+                let _ = write!(self.text, "#{}", known.get());
+            }
+            Entry::Vacant(new) => {
+                self.text.push_str(new.key());
+                new.insert(number);
+                self.bytes += bytes;
+            }
         }
+        self.end();
+        if self.bytes > self.limits.source_bytes { Err(too_large(self.limits)) } else { Ok(()) }
     }
-    Ok(())
+
+    fn end(&mut self) {
+        self.text.push(',');
+    }
 }
 
 fn within<'a>(text: &'a str, limits: &Limits) -> Result<&'a str, CompileError> {
@@ -149,6 +189,7 @@ fn check_value(schema: &Value, limits: &Limits) -> Result<usize, CompileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_output::{Callable, Calls, Start, reasoning_format, tool_format};
     use serde_json::json;
 
     /// Takes a deep value apart; the drop of a `Value` recurses.
@@ -184,6 +225,65 @@ mod tests {
         let limits = Limits::default();
         let regex = Source::Regex("a".into()).content(&limits).unwrap();
         assert_ne!(regex, Source::Lark("a".into()).content(&limits).unwrap());
+    }
+
+    /// A function's arguments stand behind reasoning, without it and within it.
+    #[test]
+    fn a_functions_schema_counts_once() {
+        let function = |number: usize, bytes: usize, is_strict: bool| Callable {
+            name: format!("f{number}"),
+            schema: json!({"type": "object", "properties": {"a": {"type": "string", "description": "a".repeat(bytes)}}}),
+            at: format!("tools[{number}].function.parameters"),
+            lark: None,
+            is_strict,
+        };
+        let content = |functions: &[Callable]| {
+            let calls = Calls {
+                format: tool_format("hermes").unwrap(),
+                template: "",
+                reasoning: reasoning_format("think"),
+                start: Start::Content,
+                functions,
+                may_be_several: true,
+            };
+            Source::Parts(calls.possible().unwrap().parts).content(&Limits::default())
+        };
+        for is_strict in [false, true] {
+            let functions =
+                |count| (0..count).map(|number| function(number, 1500, is_strict)).collect::<Vec<_>>();
+            let all = functions(600);
+            let whole = content(&all).unwrap();
+            assert_eq!(content(&functions(750)).unwrap_err().kind, Kind::TooLarge);
+            assert_eq!(content(&all), Ok(whole.clone()));
+            let mut other = all;
+            other[300].schema["required"] = json!(["a"]);
+            assert_ne!(content(&other).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn parts_of_other_shapes_are_other_content() {
+        let limits = Limits::default();
+        let text = |text: &str| Part::Text(text.to_owned());
+        let repeat = |part: Part, most| Part::Repeat { part: vec![part], between: vec![], least: 0, most };
+        let all = [
+            vec![text("a"), text("b")],
+            vec![text("a"), text("a")],
+            vec![text("b"), text("b")],
+            vec![text("ab")],
+            vec![Part::OneOf(vec![vec![text("a"), text("b")]])],
+            vec![Part::OneOf(vec![vec![text("a")], vec![text("b")]])],
+            vec![Part::OneOf(vec![vec![text("a")]]), text("b")],
+            vec![repeat(text("a"), None)],
+            vec![repeat(text("a"), Some(1))],
+            vec![Part::SomeOf { members: vec![vec![text("a")]], between: vec![text("b")] }],
+            vec![Part::SomeOf { members: vec![vec![text("a")], vec![text("b")]], between: vec![] }],
+            vec![Part::IfPossible { asked: vec![text("a")], instead: vec![], at: String::new() }],
+            vec![Part::IfPossible { asked: vec![], instead: vec![text("a")], at: String::new() }],
+        ];
+        let contents = all.map(|parts| Source::Parts(parts).content(&limits).unwrap());
+        let different: std::collections::HashSet<_> = contents.iter().collect();
+        assert_eq!(different.len(), contents.len());
     }
 
     #[test]

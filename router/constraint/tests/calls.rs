@@ -295,19 +295,22 @@ fn what_is_let_through_is_calls_that_their_schemas_accept() {
                 "" => format!("{}{}", frame.open, frame.before_name),
                 trigger => format!("Hm <b>. {trigger}"),
             };
-            let begins = if format.name == "harmony" {
-                "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions."
-                    .to_owned()
-            } else {
-                begins
+            let begins = match format.name {
+                "harmony" => vec![
+                    "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.",
+                    " to=functions.",
+                ],
+                _ => vec![&*begins],
             };
-            let mut ended = 0;
-            for _ in 0..12 {
-                let Some(text) = world.walk(&grammar, &begins, &mut random) else { continue };
-                check(format, &functions, &text, true);
-                ended += 1;
+            for begins in begins {
+                let mut ended = 0;
+                for _ in 0..12 {
+                    let Some(text) = world.walk(&grammar, begins, &mut random) else { continue };
+                    check(format, &functions, &text, true);
+                    ended += 1;
+                }
+                assert!(ended >= 3, "{}: only {ended} of 12 walks after {begins:?} ended", format.name);
             }
-            assert!(ended >= 3, "{}: only {ended} of 12 walks after {begins:?} ended", format.name);
         }
     }
 }
@@ -1277,14 +1280,27 @@ fn masks_of_free_text_are_computed_once() {
         schema: json!({"type": "object", "properties": {}}),
         ..functions[0].clone()
     });
-    for (name, has_special) in [("hermes", false), ("qwen3_coder", true), ("glm45", false), ("gemma4", true)]
-    {
+    for (name, has_special, begins, ends) in [
+        ("hermes", false, "", ""),
+        ("qwen3_coder", true, "", ""),
+        ("glm45", false, "", ""),
+        ("gemma4", true, "", ""),
+        (
+            "harmony",
+            true,
+            "<|channel|>final<|message|>",
+            "<|end|><|start|>assistant<|channel|>commentary to=functions.",
+        ),
+    ] {
         let format = tool_format(name).unwrap();
         let world = World::new(format, has_special);
         let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
         let mut matcher = grammar.matcher();
         let mut mask = vec![0; grammar.mask_words()];
         let mut free = 0;
+        for token in world.tokens(begins) {
+            matcher.advance(token).unwrap();
+        }
         let text = "A long text, with a < b and two\n lines. ".repeat(20);
         let tokens = world.tokens(&text);
         for &token in &tokens {
@@ -1296,8 +1312,8 @@ fn masks_of_free_text_are_computed_once() {
         assert!(matcher.masks_computed() < 60, "{name}: {} masks", matcher.masks_computed());
 
         // What the matcher does not take leaves it where it is, and from the marker on nothing is free.
-        let trigger = world.tokens(format.frame("").trigger);
-        for token in trigger {
+        let trigger = format!("{}{ends}", format.frame("").trigger);
+        for token in world.tokens(&trigger) {
             assert!(matcher.try_advance(token).unwrap(), "{name}");
         }
         matcher.mask(&mut mask).unwrap();
@@ -1313,9 +1329,12 @@ fn masks_of_free_text_are_computed_once() {
 fn free_masks_are_what_would_be_computed() {
     let functions = functions();
     let mut random = Random(7);
-    for name in ["hermes", "glm45", "command_a", "minimax_m3", "llama3_json"] {
+    for name in ["hermes", "glm45", "command_a", "minimax_m3", "llama3_json", "harmony"] {
         let format = tool_format(name).unwrap();
         for has_special in [false, true] {
+            if name == "harmony" && !has_special {
+                continue;
+            }
             let world = World::new(format, has_special);
             let calls = Calls { reasoning: reasoning_format("think"), ..calls(format, "", &functions) };
             let grammar = world.compile(calls.possible().unwrap().parts);

@@ -47,6 +47,7 @@ const HEADERS: &[&str] = &["<|start|>", "<|channel|>"];
 const MESSAGE: &str = "<|message|>";
 const ENDS: &[&str] = &["<|return|>", "<|call|>", "<|end|>"];
 const MARKERS: &[&str] = &["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|channel|>"];
+const RECIPIENT: &str = "to=";
 
 #[derive(Debug)]
 pub(crate) struct Harmony {
@@ -57,9 +58,11 @@ pub(crate) struct Harmony {
 
 #[derive(Debug)]
 enum State {
+    /// Before the first message, whose role the prompt has written: its header may go on with the recipient.
+    Begin,
     /// Between messages.
     Between,
-    /// From the header's marker on; what was looked at.
+    /// From the header's marker on, or from what follows the role; what was looked at.
     Header(usize),
     Body(Body),
     /// The body of what may be a call of this tool: the header's bytes.
@@ -78,7 +81,7 @@ enum Body {
 
 impl Harmony {
     pub(crate) fn new(takes_calls: bool, takes_reasoning: bool, starts_in_reasoning: bool) -> Self {
-        let state = if starts_in_reasoning { State::Body(Body::Reasoning) } else { State::Between };
+        let state = if starts_in_reasoning { State::Body(Body::Reasoning) } else { State::Begin };
         Self { takes_calls, takes_reasoning, state }
     }
 
@@ -89,6 +92,16 @@ impl Harmony {
             return None;
         }
         match &mut self.state {
+            State::Begin => {
+                let begin = after_space(text, 0);
+                let is_near = begin <= MAX_HEADER;
+                self.state = match seen(&[RECIPIENT], text, begin, over) {
+                    Seen::Found(..) if is_near => State::Header(begin),
+                    Seen::Partly if is_near => return None,
+                    _ => State::Between,
+                };
+                Some(0)
+            }
             State::Between => {
                 let begin = after_space(text, 0);
                 match seen(MARKERS, text, begin, over) {

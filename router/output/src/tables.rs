@@ -564,6 +564,19 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         ..REASONING_FORMAT
     },
     ReasoningFormat {
+        name: "ernie45",
+        aliases: &["granite33"],
+        // Granite 3.3's speaks of a "thought process" as 3.2's does, whose format comes next.
+        signs: &[
+            &["<think></think>", "<response></response>", "<|start_of_role|>"],
+            &["<global_setting>", "<response>"],
+        ],
+        open: &["<think>"],
+        close: &["</think>"],
+        silent: &["<response>\n", "<response>", "\n</response>\n", "\n</response>", "</response>"],
+        ..REASONING_FORMAT
+    },
+    ReasoningFormat {
         name: "granite",
         aliases: &["granite3"],
         signs: &[&["thought process", "<|start_of_role|>"]],
@@ -595,15 +608,6 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         open: &["<think>"],
         close: &["</think>"],
         silent: &["<answer>\n", "<answer>", "\n</answer>", "</answer>"],
-        ..REASONING_FORMAT
-    },
-    ReasoningFormat {
-        name: "ernie45",
-        aliases: &[],
-        signs: &[],
-        open: &["<think>"],
-        close: &["</think>"],
-        silent: &["<response>\n", "<response>", "\n</response>\n", "\n</response>", "</response>"],
         ..REASONING_FORMAT
     },
     ReasoningFormat {

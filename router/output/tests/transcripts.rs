@@ -133,7 +133,7 @@ fn templates_choose_formats() {
         ("llama3_1", Some("llama3_json"), None),
         ("llama3_3_pythonic", Some("pythonic"), None),
         ("granite3", Some("granite"), None),
-        ("granite3_3", Some("granite"), Some("think")),
+        ("granite3_3", Some("granite"), Some("ernie45")),
         ("nemotron", Some("nemotron"), Some("think")),
         ("phi4_mini", Some("phi4_mini"), None),
         ("command_r_tools", Some("command_r"), None),

@@ -239,7 +239,7 @@ pub const STOP: Field = field(
     "stop",
     Kind::Texts { most: Most::StopSequences, longest: STOP_LENGTH },
     "[]",
-    "Strings that end the text where they appear",
+    "Strings that end the text where they appear; a special token ends it by its whole name",
 );
 pub const TRUNCATE: Field =
     count("truncate", 1, Most::InputTokens, "off", "Keep only the last so many tokens of the prompt");

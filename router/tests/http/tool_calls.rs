@@ -680,6 +680,39 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     assert_eq!(answered["message"]["content"], prose, "{format}");
 }
 
+/// GPT-OSS' markers are made of words that clients stop at.
+#[tokio::test]
+async fn a_stop_string_within_the_name_of_a_marker_ends_nothing() {
+    let family = Family::of("harmony", true, &[]).await;
+    family.says(
+        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>It is late.",
+    );
+    for stop in ["end", "|", "<", "message"] {
+        let answer = family.ask(json!({"stop": [stop]})).await;
+        assert_eq!(answer["message"]["reasoning_content"], "So.", "{stop}: {answer}");
+        assert_eq!(answer["message"]["content"], "It is late.", "{stop}: {answer}");
+    }
+    let answer = family.ask(json!({"stop": ["<|end|>"]})).await;
+    assert_eq!(answer["message"]["reasoning_content"], "So.", "{answer}");
+    assert_eq!(answer["message"]["content"].as_str().unwrap_or_default(), "", "{answer}");
+}
+
+/// Agents send stop strings that begin with a line end, as arguments and texts before calls end with one.
+#[tokio::test]
+async fn a_stop_string_that_may_begin_before_a_marker_changes_no_call() {
+    let family = Family::of("gemma4", true, &[]).await;
+    let write = json!({"type": "function", "function": {"name": "write", "parameters":
+        {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}});
+    family.says("Let me look.\n<|tool_call>call:write{text:<|\"|>x\n<|\"|>}<tool_call|>");
+    for stop in [json!([]), json!(["\nObservation:"])] {
+        let answer = family.ask(json!({"tools": [write], "stop": stop})).await;
+        let calls = answer["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+        let arguments = calls.iter().map(arguments).collect::<Vec<_>>();
+        assert_eq!(arguments, [json!({"text": "x\n"})], "{stop}: {answer}");
+        assert_eq!(answer["message"]["content"], "Let me look.\n", "{stop}");
+    }
+}
+
 /// The others of its request are held to theirs, and the client is told.
 #[tokio::test]
 async fn calls_of_a_function_whose_schema_cannot_be_held_to_are_free() {

@@ -25,9 +25,9 @@ pub struct OutputProcessor {
     /// A stop string has ended the text.
     stopped: bool,
     tokens: u32,
-    /// Events that are not sent yet: the last token with text, while some of its text is held back, and
-    /// the special tokens after it. If no token with text follows, what was held back is still its own.
-    waiting: Vec<TokenEvent>,
+    /// The last event, while some of its text is held back or any token may have been the last. If no token with text
+    /// follows, what was held back is still its own.
+    waiting: Option<TokenEvent>,
 }
 
 impl OutputProcessor {
@@ -47,7 +47,7 @@ impl OutputProcessor {
             text: String::new(),
             stopped: false,
             tokens: 0,
-            waiting: Vec::new(),
+            waiting: None,
         }
     }
 
@@ -68,16 +68,19 @@ impl OutputProcessor {
         finish: Option<Finish>,
         told: &mut VecDeque<TokenEvent>,
     ) -> Option<FinishReason> {
-        self.tokens += 1;
         // What ends the sequence is never text, whatever the tokenizer calls it.
         let special = self.vocabulary.is_special(token.id) || finish == Some(Finish::Eos);
         let mut ended = finish.map(|finish| match finish {
             Finish::Eos | Finish::Complete => FinishReason::EosToken,
             Finish::Length => FinishReason::Length,
         });
+        if special {
+            self.settle(&mut ended);
+        }
+        self.tokens += 1;
         let text = if special {
             let name = self.vocabulary.name(token.id);
-            if finish != Some(Finish::Eos) && self.tokens > self.min_tokens && self.stop.in_name(&name) {
+            if finish != Some(Finish::Eos) && self.tokens > self.min_tokens && self.stop.is_name(&name) {
                 ended = Some(FinishReason::StopSequence);
             }
             name
@@ -86,11 +89,9 @@ impl OutputProcessor {
             self.pass(piece, &mut ended)
         };
 
-        // Held-back text is now the new token's, so that those before it are complete.
-        if !special && !self.waiting.is_empty() {
-            told.extend(self.waiting.drain(..));
-        }
-        let event = TokenEvent {
+        // Held-back text is told already or is now the new token's, so that the one before it is complete.
+        told.extend(self.waiting.take());
+        self.waiting = Some(TokenEvent {
             index: self.tokens,
             id: token.id,
             text,
@@ -99,19 +100,11 @@ impl OutputProcessor {
             top: each_alone(&self.vocabulary, &token.top),
             last: false,
             prefill: Vec::new(),
-        };
-        let holds = self.detokenizer.holds() || self.stop.holds();
-        if ended.is_none() && !holds && !self.keeps_last && self.waiting.is_empty() {
-            told.push_back(event);
-            return None;
-        }
-        self.waiting.push(event);
+        });
         if ended.is_some() {
-            self.close_events(&mut ended);
-            told.extend(self.waiting.drain(..));
-        } else if !holds {
-            let kept = usize::from(self.keeps_last);
-            told.extend(self.waiting.drain(..self.waiting.len() - kept));
+            self.end(&mut ended, told);
+        } else if !(self.keeps_last || self.detokenizer.holds() || self.stop.holds()) {
+            told.extend(self.waiting.take());
         }
         ended
     }
@@ -119,25 +112,39 @@ impl OutputProcessor {
     /// No token follows: the last one was the last. There must have been one, and `keep_last`.
     pub fn time_up(&mut self, told: &mut VecDeque<TokenEvent>) -> Option<FinishReason> {
         let mut ended = Some(FinishReason::Length);
-        self.close_events(&mut ended);
-        told.extend(self.waiting.drain(..));
+        self.end(&mut ended, told);
         ended
     }
 
-    /// Gives what was held back to the token that it belongs to, and marks the last one.
-    fn close_events(&mut self, ended: &mut Option<FinishReason>) {
-        let rest = self.close(ended);
-        if let Some(event) = self.waiting.iter_mut().find(|event| !event.special) {
-            event.text.push_str(&rest);
-        }
-        if let Some(event) = self.waiting.last_mut() {
+    fn end(&mut self, ended: &mut Option<FinishReason>, told: &mut VecDeque<TokenEvent>) {
+        self.settle(ended);
+        if let Some(mut event) = self.waiting.take() {
             event.last = true;
+            told.push_back(event);
+        }
+    }
+
+    /// Gives what was held back to the token that it belongs to: no token follows, or a special one. Readers of calls and
+    /// reasoning take that for a marker, so text before it must not come out behind it, and no stop string goes across it.
+    fn settle(&mut self, ended: &mut Option<FinishReason>) {
+        if self.stopped {
+            return;
+        }
+        let tail = self.detokenizer.finish();
+        let mut rest = self.pass(tail, ended);
+        if !self.stopped {
+            let held = self.stop.flush();
+            self.text.push_str(&held);
+            rest.push_str(&held);
+        }
+        if let Some(event) = self.waiting.as_mut().filter(|event| !event.special) {
+            event.text.push_str(&rest);
         }
     }
 
     /// What still waits, when the sequence breaks off.
-    pub fn break_off(&mut self) -> Vec<TokenEvent> {
-        std::mem::take(&mut self.waiting)
+    pub fn break_off(&mut self) -> Option<TokenEvent> {
+        self.waiting.take()
     }
 
     /// The stop string that has ended the text.
@@ -166,21 +173,6 @@ impl OutputProcessor {
         };
         self.text.push_str(&part);
         part
-    }
-
-    /// What was held back, now that no token follows.
-    fn close(&mut self, ended: &mut Option<FinishReason>) -> String {
-        if self.stopped {
-            return String::new();
-        }
-        let tail = self.detokenizer.finish();
-        let mut rest = self.pass(tail, ended);
-        if !self.stopped {
-            let held = self.stop.flush();
-            self.text.push_str(&held);
-            rest.push_str(&held);
-        }
-        rest
     }
 }
 
@@ -285,10 +277,32 @@ mod tests {
         let outcome = write("a</<|end|>", &["</stop>"], StopText::Omit, Finish::Eos);
         assert_eq!(outcome.steps, [vec!["a"], vec![], vec![""], vec!["</", "<|end|>"]]);
         assert_eq!(outcome.text, "a</");
-        // Special tokens in between change nothing.
         let outcome = write("a<<|end|><|end|>", &["</stop>"], StopText::Omit, Finish::Length);
-        assert_eq!(outcome.steps, [vec!["a"], vec![], vec![], vec!["<", "<|end|>", "<|end|>"]]);
+        assert_eq!(outcome.steps, [vec!["a"], vec![], vec!["<", "<|end|>"], vec!["<|end|>"]]);
         assert_eq!(outcome.text, "a<");
+    }
+
+    #[test]
+    fn held_back_text_comes_out_before_a_special_token() {
+        let outcome = write("a<<|end|>b", &["</stop>"], StopText::Omit, Finish::Length);
+        assert_eq!(outcome.steps, [vec!["a"], vec![], vec!["<", "<|end|>"], vec!["b"]]);
+        assert_eq!(outcome.text, "a<b");
+        // Bytes of a character too.
+        let euro = ids("€");
+        let mut output = OutputProcessor::new(vocabulary(), &[], &[], StopText::Omit, 0);
+        let told = [euro[0], ids("<|end|>")[0]].map(|id| process(&mut output, sampled(id), None).events);
+        let texts = told.map(|events| events.into_iter().map(|event| event.text).collect::<Vec<_>>());
+        assert_eq!(texts, [vec![], vec!["\u{FFFD}".to_owned(), "<|end|>".to_owned()]]);
+    }
+
+    #[test]
+    fn no_stop_string_goes_across_a_special_token() {
+        for stop_text in [StopText::Omit, StopText::Keep] {
+            let outcome = write("a<|end|>ba", &["ab"], stop_text, Finish::Length);
+            assert_eq!((outcome.text.as_str(), outcome.reason), ("aba", FinishReason::Length));
+            let outcome = write("a<|end|>bab", &["ab"], stop_text, Finish::Length);
+            assert_eq!(outcome.reason, FinishReason::StopSequence);
+        }
     }
 
     #[test]
@@ -325,6 +339,9 @@ mod tests {
         );
         let outcome = write("hello<|end|>", &["<|end|>"], StopText::Omit, Finish::Eos);
         assert_eq!(outcome.reason, FinishReason::EosToken);
+        // A part of it is none.
+        let outcome = write("hello<|end|> hello", &["|", "end"], StopText::Omit, Finish::Length);
+        assert_eq!((outcome.text.as_str(), outcome.reason), ("hello hello", FinishReason::Length));
     }
 
     #[test]
@@ -337,6 +354,10 @@ mod tests {
             assert_eq!(reason, Some(FinishReason::StopSequence));
             assert_eq!(output.take_text(), (text.to_string(), count), "after {min_tokens}");
         }
+        // What a special token makes known is of the token before it.
+        let mut output = OutputProcessor::new(vocabulary(), &[], &["\u{FFFD}".into()], StopText::Keep, 1);
+        let ends = [ids("€")[0], ids("<|end|>")[0]].map(|id| process(&mut output, sampled(id), None).ended);
+        assert_eq!(ends, [None, None]);
         // The name of a special token neither.
         let mut output = OutputProcessor::new(vocabulary(), &[], &["<|end|>".into()], StopText::Omit, 1);
         let ends = ids("<|end|><|end|>").into_iter().map(|id| process(&mut output, sampled(id), None).ended);
@@ -378,7 +399,19 @@ mod tests {
             prop_assert!(events.iter().zip(&tokens).all(|(event, id)| event.id == *id));
             prop_assert_eq!(events.iter().filter(|event| event.last).count(), 1);
             prop_assert!(events.last().unwrap().last);
-            let has_stop = stops.iter().any(|stop| text.contains(stop.as_str()));
+            // What stands before a special token is told before it, and no stop string goes across one.
+            let told: Vec<&[TokenEvent]> = events.split(|event| event.special).collect();
+            let ids = &tokens[..events.len()];
+            let (mut parts, mut from) = (Vec::new(), 0);
+            for at in (0..events.len()).filter(|&at| events[at].special).chain([events.len()]) {
+                parts.push(vocabulary.decode(&ids[from..at]));
+                from = at + 1;
+            }
+            let whole = parts.len() - usize::from(reason == Some(FinishReason::StopSequence));
+            for (told, part) in told.iter().zip(&parts).take(whole) {
+                prop_assert_eq!(joined(told), &part[..]);
+            }
+            let has_stop = told.iter().any(|part| stops.iter().any(|stop| joined(part).contains(stop.as_str())));
             if reason == Some(FinishReason::StopSequence) {
                 prop_assert_eq!(has_stop, keep);
             } else {

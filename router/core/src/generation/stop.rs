@@ -78,17 +78,18 @@ impl StopStrings {
         self.shown < self.held.len()
     }
 
-    /// The text ends here: what was held back is no stop string.
+    /// The text ends here, or a special token follows: what was held back is no stop string, nor begins one.
     pub fn flush(&mut self) -> String {
+        for candidate in &mut self.candidates {
+            candidate.matched = 0;
+        }
         self.show(self.held.len())
     }
 
-    /// Whether the name of a special token, which is no part of the text, holds a stop string: then it ends the text.
-    pub fn in_name(&mut self, name: &str) -> bool {
-        let found = self.candidates.iter().position(|candidate| {
-            let stop = &candidate.bytes;
-            name.as_bytes().windows(stop.len()).any(|window| window == &stop[..])
-        });
+    /// Whether the name of a special token, which is no part of the text, is a stop string: then it ends the text.
+    pub fn is_name(&mut self, name: &str) -> bool {
+        let names = [name, name.trim()].map(str::as_bytes);
+        let found = self.candidates.iter().position(|candidate| names.contains(&&*candidate.bytes));
         self.ended_by = self.ended_by.or(found);
         found.is_some()
     }
@@ -222,7 +223,7 @@ mod tests {
         matcher.push("xabc".into());
         assert_eq!(matcher.ended_by().as_deref(), Some("abc"));
         let mut matcher = StopStrings::new(&["bc".into(), "<|end|>".into()], StopText::Omit);
-        assert!(matcher.in_name("<|end|>"));
+        assert!(matcher.is_name("<|end|>"));
         assert_eq!(matcher.ended_by().as_deref(), Some("<|end|>"));
     }
 
@@ -264,8 +265,16 @@ mod tests {
     #[test]
     fn a_special_tokens_name_can_be_a_stop_string() {
         let mut matcher = StopStrings::new(&["<|im_end|>".into()], StopText::Omit);
-        assert!(matcher.in_name("<|im_end|>"));
-        assert!(!matcher.in_name("<|im_start|>"));
+        assert!(!matcher.is_name("<|im_start|>"));
+        assert!(matcher.is_name("<|im_end|>"));
+        // Of a name that has a space around it, too, and no part of a name is one.
+        let parts = ["|", "<", "end", "<|end|>"].map(str::to_owned);
+        let mut matcher = StopStrings::new(&parts, StopText::Omit);
+        assert!(
+            !matcher.is_name("<|channel|>") && !matcher.is_name("") && !matcher.is_name("<|end_of_text|>")
+        );
+        assert!(matcher.is_name(" <|end|>"));
+        assert_eq!(matcher.ended_by().as_deref(), Some("<|end|>"));
     }
 
     /// The end of the text and the start of the stop string that ends it, found the slow way.

@@ -613,8 +613,7 @@ pub fn harmony(wanted: &Wanted) -> String {
     if !wanted.after.is_empty() {
         messages.push(format!("<|channel|>final<|message|>{}<|return|>", wanted.after));
     }
-    let text = messages.join("<|start|>assistant");
-    if text.starts_with(' ') { format!("<|start|>assistant{text}") } else { text }
+    messages.join("<|start|>assistant")
 }
 
 fn each(calls: Calls, between: &str, write: impl Fn(&str, &Map<String, Value>) -> String) -> String {

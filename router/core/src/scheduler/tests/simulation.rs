@@ -418,12 +418,13 @@ struct Text {
     ended_by: Option<String>,
 }
 
-/// What becomes of a text by the words of the documentation: looked for in all of it after every token.
+/// What becomes of a text by the words of the documentation: looked for in all of it after every token, from the last special
+/// one on.
 fn until_stop(config: &MockConfig, spec: &SequenceSpec, stop: &[String], stop_text: StopText) -> Text {
     let ids = MockModel::reference(config, spec);
     let vocabulary = PROMPT.vocabulary();
     let mut detokenizer = Detokenizer::new(vocabulary.clone(), &spec.prompt);
-    let mut text = String::new();
+    let (mut text, mut from) = (String::new(), 0);
     for (at, &id) in ids.iter().enumerate() {
         let id = TokenId(id);
         let is_last = at + 1 == ids.len();
@@ -433,15 +434,16 @@ fn until_stop(config: &MockConfig, spec: &SequenceSpec, stop: &[String], stop_te
             text.push_str(&detokenizer.push(id));
         } else if !ends_it {
             let name = vocabulary.name(id);
-            if let Some(stop) = stop.iter().find(|stop| name.contains(*stop)) {
-                text.push_str(&detokenizer.finish());
+            text.push_str(&detokenizer.finish());
+            from = text.len();
+            if let Some(stop) = stop.iter().find(|stop| name == **stop) {
                 return Text { ids: ids[..=at].to_vec(), text, ended_by: Some(stop.clone()) };
             }
         }
         if is_last {
             text.push_str(&detokenizer.finish());
         }
-        let ends = stop.iter().filter_map(|stop| Some((text.find(stop)? + stop.len(), stop)));
+        let ends = stop.iter().filter_map(|stop| Some((from + text[from..].find(stop)? + stop.len(), stop)));
         // Of those that end at the same place the longest.
         let first = ends.min_by_key(|(end, stop)| (*end, std::cmp::Reverse(stop.len())));
         if let Some((end, stop)) = first {
