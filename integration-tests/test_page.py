@@ -730,6 +730,23 @@ def test_thoughts_are_folded_and_tables_and_links_are_drawn(chat: Chat) -> None:
     assert again.inner_html() == drawn, "drawn in pieces or at once, it is the same"
 
 
+def test_links_are_drawn_where_the_browser_has_no_can_parse(chat: Chat) -> None:
+    chat.page.add_init_script("delete URL.canParse")  # As Safari before 17 and Chrome before 120.
+    chat.page.reload()
+    assert chat.page.evaluate("URL.canParse === undefined")
+    told(chat, pieces("See https://a.example/x or ", "[the docs](https://b.example). ", "And so on."))
+    for count, message in enumerate(("x", "y"), 1):
+        words = chat.ask(message)
+        expect(chat.page.locator(".turn")).to_have_count(count)
+        expect(words.locator("a")).to_have_text(["https://a.example/x", "the docs"])
+        expect(words).to_contain_text("And so on.")
+    chat.page.reload()
+    expect(chat.page.locator(".turn")).to_have_count(2)
+    expect(chat.words.locator("a")).to_have_count(2)
+    chat.ask("z")
+    expect(chat.page.locator(".turn")).to_have_count(3)
+
+
 @pytest.mark.parametrize("width", [1280, 1920])
 def test_a_label_of_a_setting_has_one_line(open_page: Open, server: Launched, width: int) -> None:
     chat = open_page(server.url, viewport={"width": width, "height": 900})
