@@ -134,6 +134,7 @@ async function answer(turn) {
   }, SILENCE / 2);
   const key = access.key;
   try {
+    remember();
     showAll();
     toEnd();
     // The button that was pressed is gone now. On a touch screen the focus would bring up the keyboard.
@@ -464,6 +465,12 @@ document.addEventListener("keydown", (event) => {
   else if (editing !== null) byId("cancel-edit").click();
 });
 addEventListener("resize", fit);
+// What was written since, and typed in as results: a page that is left runs nothing else, and one that a phone
+// ends in the background is told no more than that it is hidden.
+addEventListener("pagehide", remember);
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState === "hidden") remember();
+});
 probabilities.watch(log, (span) => turns.find((turn) => turn.element.contains(span))?.answer);
 
 setSide(wide.matches);
