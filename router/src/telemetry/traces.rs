@@ -135,8 +135,14 @@ impl RequestSpan {
         HeaderValue::from_str(&value).expect("hexadecimal digits and dashes")
     }
 
-    /// Ends it, with a span for each phase of each sequence.
-    pub fn end(mut self, timelines: &[Timeline], error: Option<(&'static str, String)>, more: Vec<KeyValue>) {
+    /// Ends it, with a span for each phase of each sequence. `error`: its type, and what happened where that is an error
+    /// of the server.
+    pub fn end(
+        mut self,
+        timelines: &[Timeline],
+        error: Option<(&'static str, Option<String>)>,
+        more: Vec<KeyValue>,
+    ) {
         if self.context.is_sampled() {
             let clock = Clock::now();
             for timeline in timelines {
@@ -145,7 +151,9 @@ impl RequestSpan {
             self.span.set_attributes(more);
             if let Some((kind, message)) = error {
                 self.span.set_attribute(KeyValue::new("error.type", kind));
-                self.span.set_status(Status::error(message));
+                if let Some(message) = message {
+                    self.span.set_status(Status::error(message));
+                }
             }
         }
         self.span.end();
