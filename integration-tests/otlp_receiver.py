@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from launched import free_port
@@ -64,11 +64,13 @@ class Collector:
 def plain(attributes: Any) -> dict[str, Any]:
     """Attributes as a dictionary."""
 
-    def value(entry: KeyValue) -> Any:
-        kind = entry.value.WhichOneof("value")
-        return None if kind is None else getattr(entry.value, kind)
+    def value(held: AnyValue) -> Any:
+        kind = held.WhichOneof("value")
+        if kind == "array_value":
+            return [value(one) for one in held.array_value.values]
+        return None if kind is None else getattr(held, kind)
 
-    return {entry.key: value(entry) for entry in attributes}
+    return {entry.key: value(entry.value) for entry in attributes}
 
 
 def as_json(span: Span, resource: dict[str, Any]) -> dict[str, Any]:

@@ -181,16 +181,63 @@ def test_rules_and_configuration_are_right_for_promtool() -> None:
 def test_a_server_that_is_long_not_ready_is_told_of(
     up: int, ready: str, at: str, fires: bool, tmp_path: Path
 ) -> None:
-    labels = '{job="penstock", instance="a"}'
-    series = [(f"up{labels}", f"{up}x40"), (f"penstock_ready{labels}", ready)]
-    expected = [{"labels": '{severity="critical"}', "value": 1}] if fires else []
+    series = {"up": f"{up}x40", "penstock_ready": ready}
     query = 'max by (severity) (ALERTS{alertname="PenstockNotReady", alertstate="firing"})'
-    test = {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series],
-        "promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": expected}],
+    told = [{"labels": '{severity="critical"}', "value": 1}] if fires else []
+    evaluate(tmp_path, series, {"promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": told}]})
+
+
+@pytest.mark.parametrize("interval", ["14s", "16s", "59s"])  # Out of step with the evaluation, as in life.
+@pytest.mark.parametrize(("restarts", "fires"), [(2, False), (3, True)])
+def test_more_than_two_restarts_are_told_of_with_their_number(
+    restarts: int, fires: bool, interval: str, tmp_path: Path
+) -> None:
+    steps = " ".join(f"{done}x2" for done in range(restarts))
+    series = {"penstock_worker_restarts": f"{steps} {restarts}x120"}
+    told = {
+        "exp_labels": {"severity": "warning", "job": "penstock", "instance": "a"},
+        "exp_annotations": {
+            "summary": "a replaced its workers 3 times in 15 minutes",
+            "description": "Running streams pause at each. The log says how the workers ended.",
+        },
     }
-    file = tmp_path / "tests.yml"
+    at = [f"{minute}m" for minute in range(12, 15)]
+    tests = [
+        {"eval_time": time, "alertname": "PenstockWorkersRestart", "exp_alerts": [told] if fires else []}
+        for time in at
+    ]
+    evaluate(tmp_path, series, {"alert_rule_test": tests}, interval)
+
+
+@pytest.mark.parametrize(("for_priority", "fires"), [("0x60", True), ("0+3x60", False)])
+def test_a_short_cache_is_told_of_where_few_sequences_fill_it(
+    for_priority: str, fires: bool, tmp_path: Path
+) -> None:
+    """Each preemption frees a fifth of the blocks, until somebody has taken them."""
+    series = {
+        "penstock_preemptions": "0+3x60",
+        "penstock_priority_preemptions": for_priority,
+        "penstock_kv_blocks_used": "80 100 100 " * 20,
+        "penstock_kv_blocks_cached": "20 0 0 " * 20,
+        "penstock_kv_blocks_free": "0x60",
+    }
+    query = 'max by (severity) (ALERTS{alertname="PenstockKvCacheIsShort", alertstate="firing"})'
+    told = [{"labels": '{severity="warning"}', "value": 1}] if fires else []
+    evaluate(
+        tmp_path, series, {"promql_expr_test": [{"expr": query, "eval_time": "13m", "exp_samples": told}]}
+    )
+
+
+def evaluate(
+    folder: Path, series: dict[str, str], tests: dict[str, list[dict[str, Any]]], interval: str = "15s"
+) -> None:
+    """Has promtool try the rules with the metrics of one server."""
+    inputs = [
+        {"series": f'{name}{{job="penstock", instance="a"}}', "values": values}
+        for name, values in series.items()
+    ]
+    test = {"interval": interval, "input_series": inputs, **tests}
+    file = folder / "tests.yml"
     file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
     command = [installed("promtool", package="prometheus"), "test", "rules", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -226,6 +226,33 @@ def test_stopping_cancels_the_request(open_page: Open, slow: Launched) -> None:
         expect(chat.words).not_to_be_empty()
 
 
+def test_a_page_that_is_left_while_an_answer_is_written_keeps_both(open_page: Open, slow: Launched) -> None:
+    wait_idle(slow)
+    chat = open_page(slow.url)
+    kept = "JSON.parse(sessionStorage.getItem('penstock-page')).turns.map(({ said }) => said)"
+    for question in ("Go on", "Go on and on"):
+        if question != "Go on":
+            chat.act("Edit").click()
+        chat.ask(question, until="writing")
+        assert chat.page.evaluate(kept) == [question], "from when it was sent"
+        chat.page.reload()
+        chat.wait("stopped")
+        expect(chat.page.locator(".turn")).to_have_count(1)
+        expect(chat.page.locator(".said")).to_have_text(question)
+        expect(chat.words).not_to_be_empty()
+        expect(chat.text).to_have_value("")
+    chat.act("Try again").click()
+    chat.wait("writing")
+    expect(chat.words).not_to_be_empty()
+    show(chat.page, "hidden")
+    remembered = chat.page.evaluate("JSON.parse(sessionStorage.getItem('penstock-page')).turns[0]")
+    assert remembered["text"] and remembered["state"] == "writing", "a phone may end it now without a word"
+    show(chat.page, "visible")
+    chat.page.keyboard.press("Escape")
+    chat.wait("stopped")
+    wait_idle(slow)
+
+
 # --- What goes wrong --------------------------------------------------------------------------------
 
 
@@ -731,6 +758,23 @@ def test_thoughts_are_folded_and_tables_and_links_are_drawn(chat: Chat) -> None:
     assert again.inner_html() == drawn, "drawn in pieces or at once, it is the same"
 
 
+def test_links_are_drawn_where_the_browser_has_no_can_parse(chat: Chat) -> None:
+    chat.page.add_init_script("delete URL.canParse")  # As Safari before 17 and Chrome before 120.
+    chat.page.reload()
+    assert chat.page.evaluate("URL.canParse === undefined")
+    told(chat, pieces("See https://a.example/x or ", "[the docs](https://b.example). ", "And so on."))
+    for count, message in enumerate(("x", "y"), 1):
+        words = chat.ask(message)
+        expect(chat.page.locator(".turn")).to_have_count(count)
+        expect(words.locator("a")).to_have_text(["https://a.example/x", "the docs"])
+        expect(words).to_contain_text("And so on.")
+    chat.page.reload()
+    expect(chat.page.locator(".turn")).to_have_count(2)
+    expect(chat.words.locator("a")).to_have_count(2)
+    chat.ask("z")
+    expect(chat.page.locator(".turn")).to_have_count(3)
+
+
 @pytest.mark.parametrize("width", [1280, 1920])
 def test_a_label_of_a_setting_has_one_line(open_page: Open, server: Launched, width: int) -> None:
     chat = open_page(server.url, viewport={"width": width, "height": 900})
@@ -1155,7 +1199,7 @@ def test_a_tool_is_tried_with_a_typed_in_result(chat: Chat) -> None:
     call.get_by_label("Result of get_weather").fill("Sunny, 21 degrees")
     chat.page.reload()
     expect(chat.answer.locator(".call")).to_contain_text("get_weather")
-    chat.answer.locator(".call").get_by_label("Result of get_weather").fill("Sunny, 21 degrees")
+    expect(call.get_by_label("Result of get_weather")).to_have_value("Sunny, 21 degrees")
     with chat.page.expect_request(CHAT) as request:
         chat.button("Send result").click()
         chat.wait("done")

@@ -82,6 +82,7 @@ def test_a_request_is_one_trace_under_its_callers_span(traced: Launched, collect
     assert attributes["http.route"] == "/v1/completions"
     assert attributes["http.response.status_code"] == 200
     assert attributes["gen_ai.usage.output_tokens"] == 6
+    assert attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert attributes["gen_ai.usage.input_tokens"] == int(reply.headers["x-prompt-tokens"])
     assert attributes["penstock.request_id"] == "traced-1"
 
@@ -153,8 +154,9 @@ def test_failures_and_departures_are_told(traced: Launched, collector: Collector
     assert reply.status == 422
     trace, span, _ = answered(reply)
     (root,) = complete_trace(collector, trace, 0)
-    assert root["span"] == span and root["error"]
+    assert root["span"] == span and root["error"] is None, "the client's own is no error of the server"
     assert root["attributes"]["error.type"] == "validation"
+    assert "gen_ai.response.finish_reasons" not in root["attributes"]
 
     body = {"prompt": "and on", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with wire.Events(traced.address, "/v1/completions", body) as events:
@@ -163,7 +165,7 @@ def test_failures_and_departures_are_told(traced: Launched, collector: Collector
         assert match
     spans = complete_trace(collector, match[1], 1)
     (root,) = named(spans, "POST /v1/completions")
-    assert root["attributes"]["error.type"] == "dropped"
+    assert root["attributes"]["error.type"] == "dropped" and root["error"] == "the client left"
     assert len(named(spans, "decode")) == 1
 
 

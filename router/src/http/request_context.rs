@@ -10,7 +10,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use bytes::Bytes;
 use futures::future::try_join_all;
-use opentelemetry::KeyValue;
+use opentelemetry::{Array, KeyValue, Value};
 use penstock_core::generation::{
     self, Caller, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timeline, Timings,
 };
@@ -24,7 +24,7 @@ use crate::http::auth::{KeyFacts, KeyIndex, KeyName};
 use crate::http::body;
 use crate::http::connection::ClientAddress;
 use crate::http::connection::backpressure;
-use crate::http::error::{ApiError, Family, FieldNames, Refusal};
+use crate::http::error::{ApiError, Cause, Family, FieldNames, Refusal};
 use crate::http::json::whole_number;
 use crate::http::request_fields::{self, Kind};
 use crate::http::shortened::shortened;
@@ -428,18 +428,24 @@ impl Drop for RequestContext {
                 Outcome::Success(_) => None,
                 Outcome::Failure(why) => {
                     let message = failure.as_ref().map(|(_, message)| message.clone());
-                    Some((why, message.unwrap_or_else(|| "the client left".into())))
+                    let message = message.unwrap_or_else(|| "the client left".into());
+                    // OpenTelemetry's conventions for HTTP: a 4xx is no error of a server's span. TGI's 424 is the server's.
+                    let is_ours = !(400..500).contains(status) || why == Cause::Generation.label();
+                    Some((why, is_ours.then_some(message)))
                 }
             };
             let timelines: Vec<_> = timelines.into_iter().map(|(timeline, _)| timeline).collect();
-            let attributes = vec![
+            let mut attributes = vec![
                 KeyValue::new("http.response.status_code", i64::from(*status)),
                 KeyValue::new("gen_ai.usage.input_tokens", ended.prompt_tokens as i64),
                 KeyValue::new("gen_ai.usage.output_tokens", ended.generated_tokens as i64),
-                KeyValue::new("gen_ai.response.finish_reasons", reasons.join(",")),
                 KeyValue::new("penstock.request_id", request_id.clone()),
                 KeyValue::new("penstock.key", key.0.to_string()),
             ];
+            if !reasons.is_empty() {
+                let reasons = Array::String(reasons.into_iter().map(Into::into).collect());
+                attributes.push(KeyValue::new("gen_ai.response.finish_reasons", Value::Array(reasons)));
+            }
             span.end(&timelines, error, attributes);
         }
     }

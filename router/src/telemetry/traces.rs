@@ -5,8 +5,9 @@
 //! a child for each phase of each of its sequences: `queue`, `prefill`, `decode`. The workers' spans of steps
 //! name it; see `ids::SpanRef`.
 
+use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::{MatchedPath, Request};
@@ -22,6 +23,7 @@ use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, SpanData, SpanExporter,
+    SpanProcessor,
 };
 use penstock_core::generation::Timeline;
 use penstock_proto::ids::SpanRef;
@@ -52,14 +54,6 @@ impl Tracing {
         let exporter = OtlpExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(SENDING);
         let exporter = exporter.with_retry_policy(retries(SystemTime::now()));
         let exporter = exporter.build().map_err(|error| FlagError(format!("--otlp-endpoint: {error}")))?;
-        let exporter = Patient {
-            exporter: Arc::new(exporter),
-            runtime: tokio::runtime::Handle::current(),
-            endpoint: endpoint.clone(),
-            failing: Arc::default(),
-        };
-        let batches =
-            BatchConfigBuilder::default().with_scheduled_delay(EVERY).with_max_queue_size(KEPT).build();
         let resource = Resource::builder_empty()
             .with_attributes([
                 KeyValue::new("service.name", args.otlp_service_name.clone()),
@@ -68,7 +62,7 @@ impl Tracing {
             ])
             .build();
         let provider = SdkTracerProvider::builder()
-            .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(batches).build())
+            .with_span_processor(Batches::new(exporter, endpoint))
             .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(args.otlp_sample_ratio))))
             .with_resource(resource)
             .build();
@@ -135,8 +129,14 @@ impl RequestSpan {
         HeaderValue::from_str(&value).expect("hexadecimal digits and dashes")
     }
 
-    /// Ends it, with a span for each phase of each sequence.
-    pub fn end(mut self, timelines: &[Timeline], error: Option<(&'static str, String)>, more: Vec<KeyValue>) {
+    /// Ends it, with a span for each phase of each sequence. `error`: its type, and what happened where that is an error
+    /// of the server.
+    pub fn end(
+        mut self,
+        timelines: &[Timeline],
+        error: Option<(&'static str, Option<String>)>,
+        more: Vec<KeyValue>,
+    ) {
         if self.context.is_sampled() {
             let clock = Clock::now();
             for timeline in timelines {
@@ -145,7 +145,9 @@ impl RequestSpan {
             self.span.set_attributes(more);
             if let Some((kind, message)) = error {
                 self.span.set_attribute(KeyValue::new("error.type", kind));
-                self.span.set_status(Status::error(message));
+                if let Some(message) = message {
+                    self.span.set_status(Status::error(message));
+                }
             }
         }
         self.span.end();
@@ -208,19 +210,105 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Sends on the runtime, where timers are, and tells once that it does not get through, and once that it does
-/// again.
+/// The queue of spans that are to be sent. The library throws away without a word what finds no room in it: nothing
+/// comes as far here.
 #[derive(Debug)]
-struct Patient {
-    exporter: Arc<OtlpExporter>,
-    runtime: tokio::runtime::Handle,
-    endpoint: String,
-    failing: Arc<AtomicBool>,
+struct Batches {
+    queue: BatchSpanProcessor,
+    delivery: Arc<Delivery>,
 }
 
-impl SpanExporter for Patient {
+impl Batches {
+    /// Sends by way of `exporter`, on the runtime within which it is called.
+    fn new(exporter: impl SpanExporter + 'static, endpoint: &str) -> Self {
+        let delivery = Arc::new(Delivery {
+            endpoint: endpoint.to_owned(),
+            waiting: AtomicUsize::new(0),
+            losing: AtomicBool::new(false),
+        });
+        let exporter = Patient {
+            exporter: Arc::new(exporter),
+            runtime: tokio::runtime::Handle::current(),
+            delivery: delivery.clone(),
+        };
+        let config =
+            BatchConfigBuilder::default().with_scheduled_delay(EVERY).with_max_queue_size(KEPT).build();
+        Self { queue: BatchSpanProcessor::builder(exporter).with_batch_config(config).build(), delivery }
+    }
+}
+
+impl SpanProcessor for Batches {
+    fn on_start(&self, span: &mut opentelemetry_sdk::trace::Span, context: &Context) {
+        self.queue.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        if self.delivery.has_room() {
+            self.queue.on_end(span);
+        } else {
+            self.delivery.lost(1, "takes them more slowly than they come");
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.queue.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.queue.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.queue.set_resource(resource);
+    }
+}
+
+/// What becomes of spans. It is counted, and told once when they begin to be lost and once when they are taken again.
+#[derive(Debug)]
+struct Delivery {
+    endpoint: String,
+    /// In the queue, or about to be; never fewer than there are.
+    waiting: AtomicUsize,
+    losing: AtomicBool,
+}
+
+impl Delivery {
+    /// Whether one more fits into the queue, which then is for it.
+    fn has_room(&self) -> bool {
+        let one_more = |waiting: usize| (waiting < KEPT).then_some(waiting + 1);
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    fn sent(&self, spans: usize) {
+        metrics::counter!("penstock_trace_spans", "result" => "sent").increment(spans as u64);
+        // A queue that is still long is soon full again: it would be told at each sending.
+        let is_short = self.waiting.load(Ordering::Relaxed) < KEPT / 2;
+        if is_short && self.losing.swap(false, Ordering::Relaxed) {
+            tracing::info!("traces are taken again at {}", self.endpoint);
+        }
+    }
+
+    /// `why`: what the collector does.
+    fn lost(&self, spans: usize, why: impl Display) {
+        metrics::counter!("penstock_trace_spans", "result" => "lost").increment(spans as u64);
+        if !self.losing.swap(true, Ordering::Relaxed) {
+            tracing::warn!("traces are lost: {} {why}", self.endpoint);
+        }
+    }
+}
+
+/// Sends on the runtime, where timers are.
+#[derive(Debug)]
+struct Patient<E> {
+    exporter: Arc<E>,
+    runtime: tokio::runtime::Handle,
+    delivery: Arc<Delivery>,
+}
+
+impl<E: SpanExporter + 'static> SpanExporter for Patient<E> {
     fn export(&self, batch: Vec<SpanData>) -> impl Future<Output = OTelSdkResult> + Send {
         let (exporter, spans) = (self.exporter.clone(), batch.len());
+        self.delivery.waiting.fetch_sub(spans, Ordering::Relaxed);
         let sending = self.runtime.spawn(async move {
             match tokio::time::timeout(SENDING, exporter.export(batch)).await {
                 Ok(result) => result,
@@ -232,16 +320,9 @@ impl SpanExporter for Patient {
                 Ok(result) => result,
                 Err(error) => Err(OTelSdkError::InternalFailure(error.to_string())),
             };
-            let name = if result.is_ok() { "sent" } else { "lost" };
-            metrics::counter!("penstock_trace_spans", "result" => name).increment(spans as u64);
             match &result {
-                Ok(()) if self.failing.swap(false, Ordering::Relaxed) => {
-                    tracing::info!("traces are taken again at {}", self.endpoint);
-                }
-                Err(error) if !self.failing.swap(true, Ordering::Relaxed) => {
-                    tracing::warn!("traces are lost: {} does not take them: {error}", self.endpoint);
-                }
-                _ => {}
+                Ok(()) => self.delivery.sent(spans),
+                Err(error) => self.delivery.lost(spans, format_args!("does not take them: {error}")),
             }
             result
         }
@@ -270,5 +351,66 @@ mod tests {
         assert!(!format!("{:?}", retries(SystemTime::now())).contains("max_retries: 0"));
         let clock = Clock { instant: Instant::now(), time: before };
         assert!(clock.at(Instant::now()) <= SystemTime::UNIX_EPOCH);
+    }
+
+    /// Takes everything, and counts it.
+    #[derive(Clone, Debug, Default)]
+    struct Taking(Arc<AtomicUsize>);
+
+    impl SpanExporter for Taking {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            self.0.fetch_add(batch.len(), Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_slow_collector_leaves_no_room_for_is_counted() {
+        let taking = Taking::default();
+        let batches = Batches::new(taking.clone(), "http://collector");
+        let delivery = batches.delivery.clone();
+        let provider = SdkTracerProvider::builder().with_span_processor(batches).build();
+        let tracer = provider.tracer("tests");
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        // Nothing of the runtime runs meanwhile: one batch of 512 at most is on its way, and stays there.
+        metrics::with_local_recorder(&recorder, || {
+            for _ in 0..KEPT + 600 {
+                tracer.start("one").end();
+            }
+        });
+        let text = recorder.handle().render();
+        let line = "penstock_trace_spans{result=\"lost\"} ";
+        let lost = text.lines().find_map(|found| found.strip_prefix(line)?.parse::<usize>().ok());
+        let lost = lost.unwrap_or_else(|| panic!("nothing is lost: {text}"));
+        assert!((600 - 512..=600).contains(&lost), "{lost}");
+        assert!(delivery.losing.load(Ordering::Relaxed), "one warning, until they are taken again");
+        let all_taken = async {
+            while taking.0.load(Ordering::Relaxed) < KEPT + 600 - lost
+                || delivery.losing.load(Ordering::Relaxed)
+            {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), all_taken).await.expect("what waited is sent");
+        assert_eq!(taking.0.load(Ordering::Relaxed) + lost, KEPT + 600);
+        assert_eq!(delivery.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_queue_that_stays_long_is_told_of_once() {
+        let delivery = Delivery {
+            endpoint: "http://collector".into(),
+            waiting: AtomicUsize::new(KEPT - 1),
+            losing: AtomicBool::new(false),
+        };
+        let losing = || delivery.losing.load(Ordering::Relaxed);
+        assert!(delivery.has_room() && !delivery.has_room());
+        delivery.lost(1, "is slow");
+        delivery.waiting.fetch_sub(512, Ordering::Relaxed);
+        delivery.sent(512);
+        assert!(losing(), "it is full again in a moment");
+        delivery.waiting.store(KEPT / 2 - 1, Ordering::Relaxed);
+        delivery.sent(512);
+        assert!(!losing());
     }
 }

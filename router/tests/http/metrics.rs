@@ -6,7 +6,7 @@ use penstock_core::worker::mock::Fault;
 use serde_json::{Value, json};
 
 use crate::life::{Gate, OpenedAtTheEnd, held, pass};
-use crate::served::{Served, Setup};
+use crate::served::{Served, Setup, within};
 
 /// The token of `~`.
 const TILDE: u32 = 93;
@@ -19,6 +19,11 @@ fn requests_are_counted() {
 #[test]
 fn first_tokens_are_timed() {
     run_alone("metrics::a_first_token_behind_its_head_is_timed_once");
+}
+
+#[test]
+fn the_first_token_of_any_candidate_is_timed() {
+    run_alone("metrics::the_first_token_of_best_of_is_that_of_the_first_to_begin");
 }
 
 fn run_alone(test: &str) {
@@ -69,6 +74,31 @@ async fn a_first_token_behind_its_head_is_timed_once() {
     first.rest().await;
     second.rest().await;
     assert_eq!(timed().await, 2.0);
+}
+
+#[tokio::test]
+#[ignore = "is run by `the_first_token_of_any_candidate_is_timed`, in a process of its own"]
+async fn the_first_token_of_best_of_is_that_of_the_first_to_begin() {
+    let gate = Gate::default();
+    // One candidate stands still after its first tokens, and the other waits for its place.
+    let mut setup = held(gate.holding_from(4));
+    setup.flags.extend(["--max-batch-size", "1"]);
+    let served = Served::ready(setup).await;
+    let _opened = OpenedAtTheEnd(gate.clone());
+    let timed = async || {
+        let text = String::from_utf8(served.get("/metrics").await.body.to_vec()).expect("UTF-8");
+        let name = "penstock_time_to_first_token_duration_count ";
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    let parameters = json!({"max_new_tokens": 30, "best_of": 2, "do_sample": true});
+    let asked = served.post("/generate", json!({"inputs": "hello", "parameters": parameters}));
+    let meanwhile = within(async {
+        while timed().await == 0.0 {}
+        gate.open();
+    });
+    let (answer, ()) = tokio::join!(asked, meanwhile);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(timed().await, 1.0);
 }
 
 #[tokio::test]

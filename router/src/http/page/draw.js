@@ -37,10 +37,18 @@ export function draw(place, answer) {
 
 const SAFE = new Set(["http:", "https:", "mailto:"]);
 
+/** Without `URL.canParse`, which Safari before 17 and Chrome before 120 do not have. */
+function isSafe(address) {
+  try {
+    return SAFE.has(new URL(address).protocol);
+  } catch {
+    return false;
+  }
+}
+
 /** Opens beside this page, which it learns nothing of. An address that is none of the web stays text. */
 function link(address) {
-  const safe = URL.canParse(address) && SAFE.has(new URL(address).protocol);
-  return safe ? element("a", { href: address, target: "_blank", rel: "noopener noreferrer" }) : element("span");
+  return isSafe(address) ? element("a", { href: address, target: "_blank", rel: "noopener noreferrer" }) : element("span");
 }
 
 class Pen {

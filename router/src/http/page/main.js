@@ -132,13 +132,14 @@ async function answer(turn) {
     watch.impatient = performance.now() - underWay.heard > SILENCE;
     show(turn);
   }, SILENCE / 2);
-  showAll();
-  toEnd();
-  // The button that was pressed is gone now. On a touch screen the focus would bring up the keyboard.
-  if (precise.matches) text.focus();
-  say("Sent. Waiting for the answer.");
   const key = access.key;
   try {
+    remember();
+    showAll();
+    toEnd();
+    // The button that was pressed is gone now. On a touch screen the focus would bring up the keyboard.
+    if (precise.matches) text.focus();
+    say("Sent. Waiting for the answer.");
     for await (const chunk of chat(answer.sent, { key, signal: controller.signal })) {
       answer.take(chunk);
       underWay.heard = performance.now();
@@ -162,9 +163,10 @@ async function answer(turn) {
     clearInterval(silence);
     watch.impatient = false;
     underWay = null;
-    showAll();
     remember();
     watch.look();
+    // The last, so that nothing that cannot be drawn keeps the page from the next message.
+    showAll();
   }
 }
 
@@ -309,13 +311,13 @@ function note(turn) {
 }
 
 function showAll() {
-  for (const turn of turns) show(turn);
   byId("welcome").hidden = turns.length > 0;
   byId("new").disabled = turns.length === 0;
   byId("send").hidden = Boolean(underWay);
   byId("stop").hidden = !underWay;
   if (!underWay) byId("busy").hidden = true;
   document.body.dataset.underWay = Boolean(underWay);
+  for (const turn of turns) show(turn);
 }
 
 function toEnd() {
@@ -463,6 +465,12 @@ document.addEventListener("keydown", (event) => {
   else if (editing !== null) byId("cancel-edit").click();
 });
 addEventListener("resize", fit);
+// What was written since, and typed in as results: a page that is left runs nothing else, and one that a phone
+// ends in the background is told no more than that it is hidden.
+addEventListener("pagehide", remember);
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState === "hidden") remember();
+});
 probabilities.watch(log, (span) => turns.find((turn) => turn.element.contains(span))?.answer);
 
 setSide(wide.matches);

@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
-use futures::future::try_join_all;
+use futures::future::{select_all, try_join_all};
 use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationRequest, TokenEvent, collect};
 
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
@@ -97,9 +97,9 @@ async fn whole(
     };
     context.check_sequences(asked.best_of as usize, request_fields::BEST_OF.name)?;
     let mut candidates = context.start_answers(asked.request, asked.best_of, vary, &NAMES).await?;
-    for candidate in &mut candidates {
-        candidate.first().await.map_err(|failure| NAMES.error(failure))?;
-    }
+    // Of any: where places are few, the last begins when another has ended.
+    let (first, ..) = select_all(candidates.iter_mut().map(|one| Box::pin(one.first()))).await;
+    first.map_err(|failure| NAMES.error(failure))?;
     context.began();
     let candidates = try_join_all(candidates.into_iter().map(collect)).await;
     let mut candidates = candidates.map_err(|failure| NAMES.error(failure))?;
