@@ -394,7 +394,8 @@ async fn what_a_tool_returned_that_is_no_text_is_told_in_its_place() {
 #[tokio::test]
 async fn a_picture_behind_a_result_is_told_as_the_tools() {
     let template = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}\
-                    {% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}{{ '()' if m.tool_calls }};{% endfor %}";
+                    {% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}\
+                    {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}";
     let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
     let told = "[The tool returned an image here, which cannot be shown to you: you read only text.]";
     let user = |content: Value| json!({"role": "user", "content": content});
@@ -403,7 +404,7 @@ async fn a_picture_behind_a_result_is_told_as_the_tools() {
     let call = json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]});
     let result = json!({"role": "tool", "tool_call_id": "1", "content": "See the next."});
     let answer = json!({"role": "assistant", "content": "A cat."});
-    let before = "user:x;assistant:();tool:See the next.;";
+    let before = "user:x;assistant:f{};tool:See the next.;";
     for (behind, place, shown) in [
         (vec![user(json!([image]))], "messages[3].content[0]", format!("user:{told};")),
         (vec![user(json!([note, image]))], "messages[3].content[1]", format!("user:Take note. {told};")),

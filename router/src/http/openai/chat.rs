@@ -190,6 +190,28 @@ fn refusals_as_text(message: &mut Value) {
 /// Whose messages are the client's own.
 const SENDERS: [&str; 3] = ["user", "system", "developer"];
 
+/// Whose messages are results.
+const TOOL: &str = "tool";
+
+/// What a part of a result is that is no text.
+fn unseen_kind(part: &str) -> Option<Kind> {
+    match part {
+        "image_url" => Some(Kind::Image),
+        "file" => Some(Kind::File),
+        "input_audio" => Some(Kind::Audio),
+        _ => None,
+    }
+}
+
+/// In a result, or behind it, the model is told what was there. Elsewhere there is none: it was refused.
+fn unseen_as_text(message: &mut Value) {
+    for part in message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(kind) = part["type"].as_str().and_then(unseen_kind) {
+            *part = json!({"type": "text", "text": kind.text()});
+        }
+    }
+}
+
 /// Parts of an assistant's message that it has thought: Anthropic's, as LiteLLM's `hosted_vllm` sends them back, and Mistral's.
 const THINKING: &str = "thinking";
 /// Anthropic's, of which nobody else can read what is in it.
@@ -243,28 +265,6 @@ fn thoughts_as_reasoning(message: &mut Value) {
     let reasoning = own.unwrap_or_else(|| thoughts.iter().filter_map(thought).collect());
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
-    }
-}
-
-/// Whose messages are results.
-const TOOL: &str = "tool";
-
-/// What a part of a result is that is no text.
-fn unseen_kind(part: &str) -> Option<Kind> {
-    match part {
-        "image_url" => Some(Kind::Image),
-        "file" => Some(Kind::File),
-        "input_audio" => Some(Kind::Audio),
-        _ => None,
-    }
-}
-
-/// In a result, or behind it, the model is told what was there. Elsewhere there is none: it was refused.
-fn unseen_as_text(message: &mut Value) {
-    for part in message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten() {
-        if let Some(kind) = part["type"].as_str().and_then(unseen_kind) {
-            *part = json!({"type": "text", "text": kind.text()});
-        }
     }
 }
 
