@@ -788,6 +788,7 @@ mod tests {
                 head,
                 warnings,
                 include_usage: false,
+                reasoning_field: ReasoningField::Both,
                 logprobs: None,
                 choices: (0..2).map(|choice| ChoiceStream::new(&Reading::plain(), choice)).collect(),
                 done: Vec::new(),
