@@ -191,6 +191,17 @@ def test_the_share_is_the_servers_unless_the_caller_decides(launch: Launch, coll
     assert collector.spans(unseen) == []
 
 
+def test_spans_have_what_the_environment_says_of_the_process(launch: Launch, collector: Collector) -> None:
+    flags = ("--otlp-endpoint", collector.endpoint, "--otlp-service-name", "named")
+    env = {"OTEL_RESOURCE_ATTRIBUTES": "k8s.pod.name=penstock-0,service.name=another"}
+    launched = launch(*flags, env=env).wait_ready()
+    trace, _, _ = answered(generate(launched, 2))
+    resources = [span["resource"] for span in complete_trace(collector, trace, 2)]
+    names = ("penstock.component", "k8s.pod.name", "service.name")
+    found = {tuple(resource.get(name) for name in names) for resource in resources}
+    assert found == {("router", "penstock-0", "named"), ("worker", "penstock-0", "named")}
+
+
 def said(launched: Launched) -> list[str]:
     return [line for line in launched.log().splitlines() if " lost" in line or "OpenTelemetry" in line]
 

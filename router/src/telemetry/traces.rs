@@ -54,7 +54,8 @@ impl Tracing {
         let exporter = OtlpExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(SENDING);
         let exporter = exporter.with_retry_policy(retries(SystemTime::now()));
         let exporter = exporter.build().map_err(|error| FlagError(format!("--otlp-endpoint: {error}")))?;
-        let resource = Resource::builder_empty()
+        // With OTEL_RESOURCE_ATTRIBUTES, which says whose process this is (pod, namespace).
+        let resource = Resource::builder()
             .with_attributes([
                 KeyValue::new("service.name", args.otlp_service_name.clone()),
                 KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),

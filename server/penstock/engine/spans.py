@@ -10,7 +10,7 @@ import time
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import (
     Link,
@@ -43,8 +43,16 @@ class StepSpans:
         library = logging.getLogger("opentelemetry")
         library.addHandler(_Once(endpoint))
         library.propagate = False
-        resource = Resource({"service.name": service, "penstock.component": "worker", "penstock.rank": rank})
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        own: dict[str, str | int] = {
+            "service.name": service,
+            "penstock.component": "worker",
+            "penstock.rank": rank,
+        }
+        # With OTEL_RESOURCE_ATTRIBUTES, which says whose process this is (pod, namespace).
+        resource = Resource.create(own)
+        # The library keeps the last 128 links, without that to the request in whose trace the step lies.
+        limits = SpanLimits(max_links=SpanLimits.UNSET)
+        provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=SEND_SECONDS)
         provider.add_span_processor(
             BatchSpanProcessor(exporter, max_queue_size=KEPT, schedule_delay_millis=EVERY_MILLISECONDS)
