@@ -40,6 +40,12 @@ impl ReasoningFormat {
         if is_open { Start::Reasoning } else { Start::Content }
     }
 
+    /// Whether the prompt has closed reasoning where the answer begins: the model is not to reason.
+    pub fn is_closed_after(&self, prompt: &str) -> bool {
+        let prompt = prompt.trim_end();
+        self.close.iter().any(|close| prompt.ends_with(close.trim_end()))
+    }
+
     /// Whether the text opens reasoning and does not close it. A prompt's messages may do so in their own words.
     pub fn is_open_in(&self, text: &str) -> bool {
         let last = |markers: &[&str]| markers.iter().filter_map(|marker| text.rfind(marker)).max();
@@ -140,6 +146,7 @@ mod tests {
             ("'<|tool_call>call:' … '<|channel>thought\\n<channel|>'", "gemma4", "gemma4"),
             ("<start_function_call>call:", "functiongemma", ""),
             ("\"<|tool_call_start|>[\" … \"<think>\"", "lfm2", "think"),
+            ("\"List of tools: [\" … \"<|im_start|>\" … \"</think>\"", "lfm2", "think"),
             ("<function_calls>", "olmo3", ""),
             ("<|START_ACTION|>[ … <|START_THINKING|>", "command_a", "command_a"),
             ("[TOOL_CALLS] … [THINK]", "mistral", "mistral"),
@@ -180,6 +187,10 @@ mod tests {
         assert_eq!(think.start_after("<|im_start|>assistant\n<think>\n"), Start::Reasoning);
         assert_eq!(think.start_after("<|im_start|>assistant\n<think>\n\n</think>\n\n"), Start::Content);
         assert_eq!(think.start_after("<|im_start|>assistant\n"), Start::Content);
+        assert!(think.is_closed_after("<|im_start|>assistant\n<think>\n\n</think>\n\n"));
+        for text in ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"] {
+            assert!(!think.is_closed_after(text), "{text}");
+        }
         let gemma = reasoning_format("gemma4").expect("it exists");
         assert_eq!(gemma.start_after("<|turn>model\n<|channel>thought\n<channel|>"), Start::Content);
         let seed = reasoning_format("seed_oss").expect("it exists");

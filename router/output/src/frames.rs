@@ -1,8 +1,11 @@
 //! How to write a call, for grammars that make a model write one: the text around its name and its arguments, as the
 //! model's own template has it. `arguments` writes what stands between.
 
+use serde_json::{Map, Value};
+
 use crate::formats::{Arguments, Body, Closes, ReasoningFormat, ToolFormat};
 use crate::harmony;
+use crate::json::dumps;
 
 /// The text around a call. A `#` stands for a number that counts calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -520,21 +523,71 @@ static FRAMES: &[(&str, &str, Frame)] = &[
     ("json", "", Frame { open: "[", close: "]", ..FRAME }),
 ];
 
-/// Calls, of each its function's name and its arguments as JSON, as a model with this chat template writes them; those whose
-/// arguments it does not write as JSON in the format `json`.
+/// Calls, of each its function's name and its arguments as JSON, as a model with this chat template writes them.
 pub fn written_calls(format: &ToolFormat, template: &str, calls: &[(&str, String)]) -> String {
-    let mut frame = format.frame(template);
-    if frame.writing != Writing::Json {
-        frame = FRAMES.iter().find(|(name, ..)| *name == "json").map_or(&FRAME, |(.., frame)| frame);
-    }
+    let frame = format.frame(template);
     let one = |(index, (name, arguments)): (usize, &(&str, String))| {
         let count = |text: &str| text.replace('#', &index.to_string());
         let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
-        format!("{before}{name}{middle}{arguments}{}", frame.after)
+        format!("{before}{name}{middle}{}{}", frame.writing.of_json(arguments), frame.after)
     };
     let all: Vec<String> = calls.iter().enumerate().map(one).collect();
     let between = if frame.is_single { "" } else { frame.between };
     format!("{}{}{}", frame.open, all.join(between), frame.close)
+}
+
+impl Writing {
+    /// Arguments, which come as JSON, as they are written. Those that are no object, as of a call that was cut off, are a lone one.
+    fn of_json(self, arguments: &str) -> String {
+        let members = || match serde_json::from_str(arguments) {
+            Ok(Value::Object(members)) => members,
+            _ => Map::from_iter([("arguments".to_owned(), arguments.into())]),
+        };
+        match self {
+            Self::Json => arguments.to_owned(),
+            Self::Elements(elements) => {
+                members().iter().map(|(key, value)| elements.one(key, value)).collect()
+            }
+            Self::Python => {
+                let one = |(key, value): (&String, &Value)| format!("{key}={}", dumps(value));
+                members().iter().map(one).collect::<Vec<_>>().join(", ")
+            }
+            Self::Braces(quote) => braced(&Value::Object(members()), quote),
+        }
+    }
+}
+
+impl Elements {
+    fn one(&self, key: &str, value: &Value) -> String {
+        let (before, value) = match value {
+            Value::String(text) => (self.before_text.to_owned(), text.clone()),
+            other => {
+                let kind = match other {
+                    Value::Null => "null",
+                    Value::Bool(_) => "boolean",
+                    Value::Array(_) => "array",
+                    Value::Object(_) => "object",
+                    Value::Number(_) | Value::String(_) => "number",
+                };
+                (self.before_json.replace('%', kind), dumps(other))
+            }
+        };
+        format!("{}{key}{before}{value}{}{}", self.before_key, self.close.replace('%', key), self.after)
+    }
+}
+
+/// With bare keys, and strings between two of the marker.
+fn braced(value: &Value, quote: &str) -> String {
+    let list = |items: Vec<String>| items.join(",");
+    match value {
+        Value::String(text) => format!("{quote}{text}{quote}"),
+        Value::Array(items) => format!("[{}]", list(items.iter().map(|item| braced(item, quote)).collect())),
+        Value::Object(members) => {
+            let one = |(key, value): (&String, &Value)| format!("{key}:{}", braced(value, quote));
+            format!("{{{}}}", list(members.iter().map(one).collect()))
+        }
+        other => other.to_string(),
+    }
 }
 
 impl ToolFormat {
@@ -674,24 +727,37 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_written_are_read() {
-        let calls = [("f", r#"{"a":1}"#.to_owned()), ("g", "{}".to_owned())];
-        let tools =
-            ["f", "g"].map(|name| Tool { name: name.to_owned(), parameters: serde_json::Value::Null });
-        for format in TOOLS {
-            let text = written_calls(format, "", &calls);
-            let is_json = format.frame("").writing == Writing::Json;
-            let read_by = if is_json { format } else { TOOLS.last().expect("it is `json`") };
-            let mut parser = Parser::new(Some(read_by), None, tools.clone().into(), Start::Content);
+    fn calls_that_are_written_are_read_by_their_own_format() {
+        let parameters = serde_json::json!({"properties":
+            {"a": {"type": "object"}, "t": {"type": "string"}, "n": {"type": "integer"}}});
+        let calls = [
+            ("f", format!("{{\"a\": {NESTED}, \"t\": {TEXT:?}, \"n\": 5}}")),
+            ("g", "{}".to_owned()),
+            ("f", r#"{"n": null}"#.to_owned()),
+        ];
+        let tools = ["f", "g"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
+        let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        for (name, template, _) in FRAMES {
+            let format = TOOLS.iter().find(|format| format.name == *name).expect("the format exists");
+            let text = written_calls(format, template, &calls);
+            let mut parser = Parser::new(Some(format), None, tools.clone().into(), Start::Content);
             let mut deltas = Vec::new();
             parser.push(&text, &mut deltas);
             parser.finish(&mut deltas);
             let answer = Answer::of(&deltas);
             let found: Vec<_> =
-                answer.calls.iter().map(|call| (call.name.as_str(), call.arguments.clone())).collect();
-            assert!(answer.content.is_empty(), "{}: {answer:?}", format.name);
-            assert_eq!(found, calls, "{}", format.name);
+                answer.calls.iter().map(|call| (call.name.as_str(), json(&call.arguments))).collect();
+            assert!(answer.content.is_empty(), "{name}: {answer:?}");
+            let expected: Vec<_> = calls.iter().map(|(name, arguments)| (*name, json(arguments))).collect();
+            assert_eq!(found, expected, "{name}: {text}");
         }
+        // One that was cut off.
+        let cut = |name: &str| {
+            let format = TOOLS.iter().find(|format| format.name == name).expect("the format exists");
+            written_calls(format, "", &[("f", "{\"n".to_owned())])
+        };
+        assert_eq!(cut("lfm2"), r#"<|tool_call_start|>[f(arguments="{\"n")]<|tool_call_end|>"#);
+        assert_eq!(cut("hermes"), "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n}\n</tool_call>");
     }
 
     #[test]

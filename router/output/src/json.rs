@@ -4,6 +4,8 @@
 //! (a line break, mostly) and a backslash that begins no escape. Everything else that is wrong is told to the caller.
 //! The grammar is RFC 8259. Nesting is kept in a vector and limited, so no text overflows a stack.
 
+use serde_json::Value;
+
 /// Objects and arrays within each other. serde_json reads 128.
 pub(crate) const MAX_DEPTH: usize = 120;
 
@@ -311,9 +313,33 @@ pub(crate) fn text(quoted: &str) -> Option<String> {
     serde_json::from_str(quoted).ok()
 }
 
+/// A value as Python's `json.dumps` and the templates' `tojson` write it, and so most models: with a blank behind commas and colons.
+pub fn dumps(value: &Value) -> String {
+    let list = |items: Vec<String>| items.join(", ");
+    match value {
+        Value::Array(items) => format!("[{}]", list(items.iter().map(dumps).collect())),
+        Value::Object(members) => {
+            let one = |(key, value): (&String, &Value)| {
+                let mut member = String::new();
+                push_quoted(&mut member, key);
+                member + ": " + &dumps(value)
+            };
+            format!("{{{}}}", list(members.iter().map(one).collect()))
+        }
+        other => other.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_written_as_python_writes_them() {
+        let text = r#"{"é\"": [1, -2.5, "a\nb", {}, []], "b": {"c": null, "d": true}}"#;
+        let value: Value = serde_json::from_str(text).expect("JSON");
+        assert_eq!(dumps(&value), text);
+    }
 
     fn copy_all(parts: &[&str]) -> (String, Option<bool>) {
         let mut scanner = Scanner::new();

@@ -51,6 +51,7 @@ pub use choice::{of_template, reasoning_format, reasoning_formats, tool_format, 
 pub use compose::{Calls, Possible, after_reasoning};
 pub use formats::{ReasoningFormat, ToolFormat};
 pub use frames::{Frame, written_calls};
+pub use json::dumps;
 pub use parser::Parser;
 pub use part::{Callable, Part, Words};
 

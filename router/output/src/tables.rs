@@ -297,7 +297,8 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     ToolFormat {
         name: "lfm2",
         aliases: &[],
-        signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"]],
+        // The first templates of LFM2.5 have no marker.
+        signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["List of tools: [", "<|im_start|>"]],
         calls: &[
             Call { open: &["<|tool_call_start|>"], close: &["<|tool_call_end|>"], body: Body::Python },
             Call {

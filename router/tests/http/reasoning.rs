@@ -271,7 +271,7 @@ async fn an_effort_that_the_template_refuses_is_the_nearest_on_every_route() {
     {
         let answer = served.post(route, body(route, "high")).await.good();
         let line = format!(
-            "`{field}` has no effect as \"high\", which the model's chat template refuses: \"xhigh\" is taken"
+            "`{field}` has no effect as \"high\", which the model's chat template does not know: \"xhigh\" is taken"
         );
         assert_eq!(answer["warnings"], json!([line]), "{route}: {answer}");
         for effort in ["low", "none"] {

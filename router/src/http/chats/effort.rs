@@ -1,5 +1,5 @@
-//! How much the model is to reason. Clients send the efforts that OpenAI's and Anthropic's references name for all models, and some
-//! templates refuse those that their model does not know: which ones, is found by rendering.
+//! How much the model is to reason. Clients send the efforts that OpenAI's and Anthropic's references name for all models. Some
+//! templates refuse those that their model does not know, others take them for one that it knows: which ones, is found by rendering.
 
 use std::cmp::Reverse;
 
@@ -25,34 +25,48 @@ pub struct Effort {
     pub given: String,
 }
 
-/// What the template makes of efforts; by default it takes all.
+/// What the template makes of efforts; by default it knows all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Efforts {
-    /// Of the known ones.
-    refused: Vec<&'static str>,
+    /// Of those above: the template refuses them, or takes them for another one.
+    not_known: Vec<&'static str>,
     refuses_others: bool,
     /// The template reads a switch.
     has_switch: bool,
+    /// Without an effort the model does not reason.
+    is_off_without: bool,
 }
 
 impl Efforts {
-    /// `render` gives None where the template refuses a chat with these variables.
-    pub fn of(render: impl Fn(Map<String, Value>) -> Option<String>) -> Self {
+    /// `render` gives None where the template refuses a chat with these variables; `is_off` tells whether a prompt has the model not
+    /// reason.
+    pub fn of(render: impl Fn(Map<String, Value>) -> Option<String>, is_off: impl Fn(&str) -> bool) -> Self {
         let with = |write: &dyn Fn(&mut Map<String, Value>)| {
             let mut variables = Map::new();
             write(&mut variables);
             render(variables)
         };
         let Some(without) = with(&|_| {}) else { return Self::default() };
-        let refuses = |effort: &str| with(&|variables| ask_for(effort, variables)).is_none();
+        let asked = |effort: &str| with(&|variables| ask_for(effort, variables));
+        let prompts = KNOWN.map(|effort| (effort, asked(effort)));
+        let other = asked(OTHER);
+        let is_taken_for_another = |effort: &str| match &other {
+            Some(prompt) => falls_back(prompt, &prompts, &is_off, effort),
+            None => false,
+        };
+        let not_known = prompts.iter().filter(|(effort, prompt)| match prompt {
+            Some(_) if *prompt == other => is_taken_for_another(effort),
+            prompt => prompt.is_none(),
+        });
         Self {
-            refused: KNOWN.into_iter().filter(|effort| refuses(effort)).collect(),
-            refuses_others: refuses(OTHER),
+            not_known: not_known.map(|(effort, _)| *effort).collect(),
+            refuses_others: other.is_none(),
             has_switch: with(&switch_off).is_some_and(|text| text != without),
+            is_off_without: is_off(&without),
         }
     }
 
-    /// Asks for the effort, or else for the nearest that the template takes. A variable that a request gives itself goes before.
+    /// Asks for the effort, or else for the nearest that the template knows. A variable that a request gives itself goes before.
     pub fn write(
         &self,
         Effort { field, given }: &Effort,
@@ -60,29 +74,52 @@ impl Efforts {
         warnings: &mut Warnings,
     ) {
         let rank = KNOWN.iter().position(|known| known == given);
-        let is_refused = rank.map_or(self.refuses_others, |rank| self.refused.contains(&KNOWN[rank]));
-        if !is_refused || variables.contains_key(VARIABLE) {
+        let is_known = rank.map_or(!self.refuses_others, |rank| !self.not_known.contains(&KNOWN[rank]));
+        if is_known || variables.contains_key(VARIABLE) {
             ask_for(given, variables);
-        } else if given == NONE && self.has_switch {
+        } else if given == NONE && (self.has_switch || self.is_off_without) {
             switch_off(variables);
         } else if let Some(nearest) = rank.and_then(|rank| self.nearest(rank)) {
             ask_for(nearest, variables);
             let given = shortened(given);
             warnings.no_effect(
                 field,
-                &format!("as {given:?}, which the model's chat template refuses: {nearest:?} is taken"),
+                &format!("as {given:?}, which the model's chat template does not know: {nearest:?} is taken"),
             );
         } else {
             let given = shortened(given);
-            warnings.no_effect(field, &format!("here: the model's chat template refuses {given:?}"));
+            warnings.no_effect(field, &format!("here: the model's chat template does not know {given:?}"));
         }
     }
 
     /// Of two the higher: it is the one of which more was trained (Qwen 3.8 has `xhigh` for `high`). Some effort never becomes none.
     fn nearest(&self, rank: usize) -> Option<&'static str> {
-        let taken =
-            KNOWN.into_iter().enumerate().skip(1).filter(|(_, effort)| !self.refused.contains(effort));
-        taken.min_by_key(|(other, _)| (other.abs_diff(rank), Reverse(*other))).map(|(_, effort)| effort)
+        let known =
+            KNOWN.into_iter().enumerate().skip(1).filter(|(_, effort)| !self.not_known.contains(effort));
+        known.min_by_key(|(other, _)| (other.abs_diff(rank), Reverse(*other))).map(|(_, effort)| effort)
+    }
+}
+
+/// Whether a template takes this effort, which has the same prompt as one that nobody knows, for another: the prompt names that one (GLM:
+/// "Max"), or has the model not reason (Hunyuan 3). A prompt that does neither may be the right one of an effort between two others.
+fn falls_back(
+    prompt: &str,
+    prompts: &[(&'static str, Option<String>)],
+    is_off: impl Fn(&str) -> bool,
+    effort: &str,
+) -> bool {
+    let words = |text: &str, wanted: &str| {
+        let words = text.split(|character: char| !character.is_alphanumeric());
+        words.filter(|word| word.eq_ignore_ascii_case(wanted)).count()
+    };
+    let others: Vec<&str> =
+        prompts.iter().filter_map(|(_, other)| other.as_deref()).filter(|other| *other != prompt).collect();
+    // Templates have such words elsewhere, too.
+    let names = |known: &str| others.iter().any(|other| words(prompt, known) > words(other, known));
+    let same = prompts.iter().filter(|(_, other)| other.as_deref() == Some(prompt));
+    match same.map(|(known, _)| *known).find(|known| names(known)) {
+        Some(named) => named != effort,
+        None => effort != NONE && is_off(prompt) && others.iter().any(|other| !is_off(other)),
     }
 }
 
@@ -123,7 +160,8 @@ mod tests {
         let mut variables = own.as_object().expect("an object").clone();
         let mut warnings = Warnings::default();
         let effort = Effort { field: "reasoning.effort", given: given.to_owned() };
-        Efforts::of(render).write(&effort, &mut variables, &mut warnings);
+        let is_off = |prompt: &str| prompt.ends_with("</think>");
+        Efforts::of(render, is_off).write(&effort, &mut variables, &mut warnings);
         let lines = warnings.lines().into_iter().map(str::to_owned).collect();
         (render(variables.clone()), variables.into(), lines)
     }
@@ -134,7 +172,7 @@ mod tests {
             let (prompt, _, lines) = asked(STRICT, given, json!({}));
             assert_eq!(prompt.as_deref(), Some(taken));
             let line = format!(
-                "`reasoning.effort` has no effect as {given:?}, which the model's chat template refuses: {taken:?} is taken"
+                "`reasoning.effort` has no effect as {given:?}, which the model's chat template does not know: {taken:?} is taken"
             );
             assert_eq!(lines, [line]);
         }
@@ -146,7 +184,7 @@ mod tests {
         assert_eq!((prompt.as_deref(), variables), (Some("xhigh"), json!({})));
         assert_eq!(
             lines,
-            ["`reasoning.effort` has no effect here: the model's chat template refuses \"ultra\""]
+            ["`reasoning.effort` has no effect here: the model's chat template does not know \"ultra\""]
         );
         // The client's own variable is its own.
         let own = json!({"reasoning_effort": "high"});
@@ -166,6 +204,49 @@ mod tests {
         assert_eq!(lines.len(), 1);
     }
 
+    /// Hunyuan 3's rule, in two versions, and those of GLM 5.2 and 5.3.
+    #[test]
+    fn an_effort_that_a_template_takes_for_another_is_the_nearest_that_it_knows() {
+        const HUNYUAN: &str = "{% set e = reasoning_effort | default('no_think') %}{% if e not in ['high', 'low', 'no_think'] %}\
+                               {% set e = 'no_think' %}{% endif %}<effort>{{ e }}<think>{% if e == 'no_think' %}</think>{% endif %}";
+        const STRICT_HUNYUAN: &str = "{% set e = reasoning_effort | default('no_think') %}{% if e not in ['high', 'low', 'no_think'] %}\
+                                      {{ raise_exception('effort') }}{% endif %}<effort>{{ e }}<think>{% if e == 'no_think' %}</think>{% endif %}";
+        const GLM: &str = "Answer with max care. Reasoning Effort: {{ 'High' if reasoning_effort == 'high' else 'Max' }}<think>\
+                           {% if enable_thinking is false %}</think>{% endif %}";
+        const THINKING_GLM: &str = "{% set e = reasoning_effort if reasoning_effort in ['low', 'high'] else 'max' %}\
+                                    Reasoning Effort: {{ e | capitalize }}<think>";
+        for (template, given, shown, is_told) in [
+            (HUNYUAN, "minimal", "<effort>low<think>", true),
+            (HUNYUAN, "low", "<effort>low<think>", false),
+            (HUNYUAN, "medium", "<effort>high<think>", true),
+            (HUNYUAN, "high", "<effort>high<think>", false),
+            (HUNYUAN, "max", "<effort>high<think>", true),
+            (HUNYUAN, "none", "<effort>no_think<think></think>", false),
+            (STRICT_HUNYUAN, "medium", "<effort>high<think>", true),
+            (STRICT_HUNYUAN, "none", "<effort>no_think<think></think>", false),
+            (GLM, "minimal", "Answer with max care. Reasoning Effort: High<think>", true),
+            (GLM, "medium", "Answer with max care. Reasoning Effort: High<think>", true),
+            (GLM, "high", "Answer with max care. Reasoning Effort: High<think>", false),
+            (GLM, "max", "Answer with max care. Reasoning Effort: Max<think>", false),
+            (GLM, "none", "Answer with max care. Reasoning Effort: Max<think></think>", false),
+            (THINKING_GLM, "none", "Reasoning Effort: Low<think>", true),
+            (THINKING_GLM, "minimal", "Reasoning Effort: Low<think>", true),
+            (THINKING_GLM, "low", "Reasoning Effort: Low<think>", false),
+            (THINKING_GLM, "medium", "Reasoning Effort: High<think>", true),
+            (THINKING_GLM, "xhigh", "Reasoning Effort: Max<think>", true),
+            (THINKING_GLM, "max", "Reasoning Effort: Max<think>", false),
+        ] {
+            let (prompt, _, lines) = asked(template, given, json!({}));
+            assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), usize::from(is_told)), "{given}");
+        }
+        // What has no branch is what the model does by itself.
+        let deepseek = "{% if reasoning_effort == 'max' %}Think as long as you can.{% endif %}<think>";
+        for given in ["low", "high"] {
+            let (prompt, _, lines) = asked(deepseek, given, json!({}));
+            assert_eq!((prompt.as_deref(), lines.len()), (Some("<think>"), 0), "{given}");
+        }
+    }
+
     #[test]
     fn a_template_that_takes_all_gets_what_is_given() {
         for given in ["none", "high", "ultra"] {
@@ -182,6 +263,6 @@ mod tests {
 
     #[test]
     fn a_template_that_refuses_everything_teaches_nothing() {
-        assert_eq!(Efforts::of(|_| None), Efforts::default());
+        assert_eq!(Efforts::of(|_| None, |_| false), Efforts::default());
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::http::chats::manners::{Manners, fill_in_arguments};
+use crate::http::chats::manners::{Manners, ToolPlace, fill_in_arguments, shorten_ids};
 use crate::http::chats::messages::fill_in_contents;
 
 /// The word for a format in a flag.
@@ -93,24 +93,41 @@ impl ChatFormats {
         reasoning_parser: &FormatFlag<ReasoningFormat>,
     ) -> Self {
         let template = |with_tools| prompt.chat_template(with_tools).unwrap_or_default();
-        let with_tools = template(true);
-        let (calls, _) = of_template(with_tools);
-        let (_, reasoning) = of_template(template(false));
-        // A template that says nothing of calls leaves it to the prompt, which asks for JSON.
-        let calls = tool_call_parser.or(calls.or_else(|| tool_format("json")));
-        let reasoning = reasoning_parser.or(reasoning);
-        if !with_tools.is_empty() {
+        let render = |chat: &Chat| prompt.render(chat, &CancellationToken::new()).ok();
+        let found =
+            Self::of_templates([template(true), template(false)], tool_call_parser, reasoning_parser, render);
+        if !found.template.is_empty() {
             info!(
                 "the chat template's calls are read as {}, its reasoning as {}",
-                calls.map_or("text", |format| format.name),
-                reasoning.map_or("text", |format| format.name)
+                found.calls.map_or("text", |format| format.name),
+                found.reasoning.map_or("text", |format| format.name)
             );
         }
-        let render = |chat: &Chat| prompt.render(chat, &CancellationToken::new()).ok();
-        let manners = match with_tools {
-            "" => Manners::default(),
-            template => Manners::of(template, calls, render),
-        };
+        found
+    }
+
+    /// Of the templates of chats with tools and without, which `render` renders; it gives None where one refuses a chat.
+    pub fn of_templates(
+        [with_tools, without]: [&str; 2],
+        tool_call_parser: &FormatFlag<ToolFormat>,
+        reasoning_parser: &FormatFlag<ReasoningFormat>,
+        render: impl Fn(&Chat) -> Option<String>,
+    ) -> Self {
+        let reasoning = reasoning_parser.or(of_template(without).1);
+        // A template that says nothing of calls leaves it to the prompt, which asks for JSON.
+        let json = tool_format("json");
+        let mut calls = tool_call_parser.or(of_template(with_tools).0.or(json));
+        let mut manners = Manners::default();
+        if !with_tools.is_empty() {
+            manners = Manners::of(with_tools, calls, reasoning, &render);
+            // So does one that shows no tools, though it may show calls: DeepSeek R1's, which its distilled models have, too.
+            let is_asked_for_json =
+                manners.tools == ToolPlace::LastMessage && matches!(tool_call_parser, FormatFlag::Auto);
+            if is_asked_for_json && calls.map(|format| format.name) != json.map(|format| format.name) {
+                calls = json;
+                manners = Manners::of(with_tools, calls, reasoning, &render);
+            }
+        }
         Self { calls, reasoning, template: with_tools.to_owned(), manners }
     }
 
@@ -124,6 +141,9 @@ impl ChatFormats {
         fill_in_arguments(messages);
         if let Some(calls) = self.calls {
             self.manners.calls.rewrite(messages, &self.template, calls);
+        }
+        if self.manners.nine_ids {
+            shorten_ids(messages);
         }
     }
 }

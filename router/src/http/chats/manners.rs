@@ -1,8 +1,10 @@
 //! What a chat template does with tools, calls and results, found by rendering some: not every model's has a place for them, and
 //! those that have one do not all have the same. What a template leaves out, the model would never read.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use penstock_core::prompt::Chat;
-use penstock_output::{ToolFormat, written_calls};
+use penstock_output::{ReasoningFormat, ToolFormat, dumps, of_template, written_calls};
 use serde_json::{Value, json};
 
 use crate::http::chats::effort::Efforts;
@@ -10,6 +12,8 @@ use crate::http::chats::messages::{MessageManners, PartsAlone, append, name_resu
 
 const TOOL: &str = "penstock_looks_for_tools";
 const RESULT: &str = "penstock looks for results";
+/// Granite 3.0's.
+const CALL_ROLE: &str = "assistant_tool_call";
 
 /// Where the model reads which tools there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -35,6 +39,8 @@ pub enum CallPlace {
     OwnRoles,
     /// The template shows no calls: they are text as the model writes it.
     Text,
+    /// And results are messages of `tool_response`, which a template that writes any role as it is called has no word of (Granite 3.1 to 3.3).
+    TextAndToolResponse,
     /// And it knows no results either.
     TextAndUser,
 }
@@ -45,6 +51,8 @@ pub struct Manners {
     /// The template needs a description and parameters of each function.
     pub fills_in_tools: bool,
     pub calls: CallPlace,
+    /// The template refuses ids of calls that are not nine letters and digits (Mistral's older ones).
+    pub nine_ids: bool,
     pub messages: MessageManners,
     /// Beside tools in their place in the template, for which a model may have a template of its own.
     pub messages_beside_tools: MessageManners,
@@ -55,7 +63,12 @@ pub struct Manners {
 impl Manners {
     /// `render` gives None where the template refuses a chat. `template` is its source, for chats with tools; without `calls`, calls
     /// and results stay where they are.
-    pub fn of(template: &str, calls: Option<&ToolFormat>, render: impl Fn(&Chat) -> Option<String>) -> Self {
+    pub fn of(
+        template: &str,
+        calls: Option<&ToolFormat>,
+        reasoning: Option<&ReasoningFormat>,
+        render: impl Fn(&Chat) -> Option<String>,
+    ) -> Self {
         let parts_alone = PartsAlone::of(|messages| render(&Chat { messages, ..Chat::default() }));
         let render = |chat: &Chat| {
             let mut chat = chat.clone();
@@ -103,10 +116,36 @@ impl Manners {
         };
         let shows_calls =
             |place: CallPlace| shows(&placed(place, result(json!(RESULT), true)), None, &[TOOL, RESULT]);
-        let places = [CallPlace::Messages, CallPlace::OwnRoles, CallPlace::Text, CallPlace::TextAndUser];
-        let place = places.into_iter().find(|place| calls.is_some() && shows_calls(*place));
-        let reads_responses = calls.is_some() && reads_tool_responses(template, render);
+        // A model that is asked for another format than its template's reads its earlier calls in that one, too.
+        let own = of_template(template).0.map(|format| format.name);
+        let is_asked_otherwise =
+            tools == ToolPlace::LastMessage && own.is_some() && own != calls.map(|format| format.name);
+        let has_word =
+            |word: &str| ['\'', '"'].iter().any(|quote| template.contains(&format!("{quote}{word}{quote}")));
+        // Many write any role as it is called, which no model but those of whose templates it is a word has seen.
+        let may_be = |place: CallPlace| match place {
+            CallPlace::Messages | CallPlace::ToolResponses => !is_asked_otherwise,
+            CallPlace::OwnRoles => !is_asked_otherwise && has_word(CALL_ROLE),
+            CallPlace::Text => has_word("tool"),
+            CallPlace::TextAndToolResponse => calls.is_some_and(|format| format.name == "granite"),
+            CallPlace::TextAndUser => true,
+        };
+        let places = [
+            CallPlace::Messages,
+            CallPlace::OwnRoles,
+            CallPlace::Text,
+            CallPlace::TextAndToolResponse,
+            CallPlace::TextAndUser,
+        ];
+        let place = places.into_iter().find(|place| calls.is_some() && may_be(*place) && shows_calls(*place));
+        let reads_responses =
+            calls.is_some() && may_be(CallPlace::ToolResponses) && reads_tool_responses(template, render);
         let place = if reads_responses { CallPlace::ToolResponses } else { place.unwrap_or_default() };
+        let takes_id = |id: &str| {
+            let mut messages = result(json!(RESULT), true);
+            rename_ids(&mut messages, |_| id.to_owned());
+            shows(&placed(place, messages), None, &[TOOL, RESULT])
+        };
         let messages = |tools: Option<Vec<Value>>| {
             MessageManners::of(
                 template,
@@ -118,15 +157,22 @@ impl Manners {
             )
         };
         let with_tools = Some(vec![filled]).filter(|_| tools == ToolPlace::Template);
-        let efforts = Efforts::of(|variables| {
-            let chat = Chat { messages: vec![user.clone()], variables, ..Chat::default() };
-            let without_tools = render(&chat)?;
-            Some(without_tools + &render(&Chat { tools: with_tools.clone(), ..chat })?)
-        });
+        let efforts = Efforts::of(
+            |variables| {
+                let chat = Chat { messages: vec![user.clone()], variables, ..Chat::default() };
+                let without_tools = render(&chat)?;
+                Some(without_tools + &render(&Chat { tools: with_tools.clone(), ..chat })?)
+            },
+            |prompt| reasoning.is_some_and(|format| format.is_closed_after(prompt)),
+        );
+        let mut empty = bare.clone();
+        empty["function"]["parameters"] = json!({});
+        let needs_more = |tool: Value| !shows(&[], Some(tool), &[TOOL]);
         Self {
             tools,
-            fills_in_tools: tools == ToolPlace::Template && !shows(&[], Some(bare), &[TOOL]),
+            fills_in_tools: tools == ToolPlace::Template && (needs_more(bare) || needs_more(empty)),
             calls: place,
+            nine_ids: !takes_id("call_0123456789abcdefghi") && takes_id("call00001"),
             messages: messages(None),
             messages_beside_tools: messages(with_tools.clone()),
             parts_alone: parts_alone.clone(),
@@ -135,11 +181,15 @@ impl Manners {
     }
 }
 
-/// The description and the parameters that a function does not have.
+/// The description and the parameters that a function does not have, and what these leave out where there are no arguments.
 pub fn fill_in(tool: &mut Value) {
     if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
         function.entry("description").or_insert_with(|| "".into());
-        function.entry("parameters").or_insert_with(|| json!({"type": "object", "properties": {}}));
+        let parameters = function.entry("parameters").or_insert_with(|| json!({}));
+        if let Some(schema) = parameters.as_object_mut() {
+            schema.entry("type").or_insert_with(|| "object".into());
+            schema.entry("properties").or_insert_with(|| json!({}));
+        }
     }
 }
 
@@ -191,6 +241,31 @@ pub fn fill_in_arguments(messages: &mut [Value]) {
     }
 }
 
+/// Makes ids of calls, and those of their results, nine letters and digits; ids that are stay.
+pub fn shorten_ids(messages: &mut [Value]) {
+    rename_ids(messages, |id| {
+        if id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return id.to_owned();
+        }
+        let mut hasher = DefaultHasher::new();
+        id.hash(&mut hasher);
+        format!("{:09x}", hasher.finish() >> 28)
+    });
+}
+
+fn rename_ids(messages: &mut [Value], name: impl Fn(&str) -> String) {
+    let rename = |id: Option<&mut Value>| {
+        if let Some(Value::String(id)) = id {
+            *id = name(id);
+        }
+    };
+    for message in messages {
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        calls.into_iter().flatten().for_each(|call| rename(call.get_mut("id")));
+        rename(message.get_mut("tool_call_id"));
+    }
+}
+
 impl CallPlace {
     /// Brings earlier calls and their results to where the template shows them.
     pub fn rewrite(self, messages: &mut Vec<Value>, template: &str, format: &ToolFormat) {
@@ -216,15 +291,14 @@ impl CallPlace {
                     if message["content"].as_str().is_some_and(|text| !text.is_empty()) {
                         rewritten.push(message);
                     }
-                    message =
-                        json!({"role": "assistant_tool_call", "content": Value::from(called).to_string()});
+                    message = json!({"role": CALL_ROLE, "content": dumps(&called.into())});
                 }
                 (_, Some(calls)) => {
                     let calls: Vec<(&str, String)> = calls
                         .iter()
                         .map(|call| {
                             let name = call["function"]["name"].as_str().unwrap_or_default();
-                            (name, arguments(call).to_string())
+                            (name, written_arguments(call))
                         })
                         .collect();
                     let text = text_of(&message["content"]) + &written_calls(format, template, &calls);
@@ -234,7 +308,7 @@ impl CallPlace {
             }
             if is_result {
                 match self {
-                    Self::OwnRoles => message["role"] = "tool_response".into(),
+                    Self::OwnRoles | Self::TextAndToolResponse => message["role"] = "tool_response".into(),
                     Self::TextAndUser => message["role"] = "user".into(),
                     Self::Text | Self::Messages | Self::ToolResponses => {}
                 }
@@ -320,6 +394,14 @@ fn arguments(call: &Value) -> Value {
     }
 }
 
+/// As the model has written them: the client's own text of an object, which may be cut off.
+fn written_arguments(call: &Value) -> String {
+    match &call["function"]["arguments"] {
+        Value::String(text) if text.trim_start().starts_with('{') => text.clone(),
+        _ => dumps(&arguments(call)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use penstock_output::tool_format;
@@ -350,7 +432,7 @@ mod tests {
     #[test]
     fn calls_and_results_go_where_the_template_shows_them() {
         assert_eq!(rewritten(CallPlace::Messages), Value::from(conversation()));
-        let calls = r#"[{"name":"f","arguments":{"a":1}},{"name":"f","arguments":{}}]"#;
+        let calls = r#"[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]"#;
         assert_eq!(
             rewritten(CallPlace::OwnRoles),
             json!([
@@ -362,7 +444,7 @@ mod tests {
                 {"role": "user", "content": "y"},
             ])
         );
-        let said = r#"So. [{"name": "f", "arguments": {"a":1}}, {"name": "f", "arguments": {}}]"#;
+        let said = r#"So. [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]"#;
         let as_text = rewritten(CallPlace::Text);
         assert_eq!(as_text[1], json!({"role": "assistant", "content": said}));
         assert_eq!(as_text[2]["role"], "tool");
@@ -429,7 +511,7 @@ mod tests {
             let templates = ChatTemplates::compile(&sources, Map::new(), |name, why| panic!("{name}: {why}"));
             let render = |chat: &Chat| templates.render(chat, &CancellationToken::new()).ok();
             let calls = tool_format("gemma4").expect("there is one");
-            assert_eq!(Manners::of(&template, Some(calls), render).calls, place, "{template}");
+            assert_eq!(Manners::of(&template, Some(calls), None, render).calls, place, "{template}");
         }
     }
 
@@ -437,6 +519,57 @@ mod tests {
     fn arguments_that_are_no_json_stay_what_they_are() {
         assert_eq!(arguments(&json!({"function": {"arguments": "{not"}})), json!("{not"));
         assert_eq!(arguments(&json!({"function": {}})), json!({}));
+    }
+
+    #[test]
+    fn arguments_are_written_as_the_model_wrote_them() {
+        for (given, written) in [
+            (json!("{\"b\":1,  \"a\": 1e2}"), "{\"b\":1,  \"a\": 1e2}"),
+            (json!("{\"a\": \"Par"), "{\"a\": \"Par"),
+            (json!({"b": [1, 2], "a": "x"}), "{\"b\": [1, 2], \"a\": \"x\"}"),
+            (json!("no JSON"), "\"no JSON\""),
+            (json!(null), "{}"),
+        ] {
+            assert_eq!(written_arguments(&json!({"function": {"arguments": given}})), written);
+        }
+    }
+
+    #[test]
+    fn ids_become_nine_letters_and_digits() {
+        let long = "call_0123456789abcdef";
+        let call = |id: &str| json!({"id": id, "function": {"name": "f"}});
+        let mut messages = [
+            json!({"role": "assistant", "tool_calls": [call(long), call("call00001"), call("call-0001")]}),
+            json!({"role": "tool", "tool_call_id": "call-0001"}),
+            json!({"role": "tool", "tool_call_id": long}),
+            json!({"role": "tool"}),
+        ];
+        shorten_ids(&mut messages);
+        let id = |index: usize| messages[0]["tool_calls"][index]["id"].as_str().expect("a text");
+        for index in 0..3 {
+            assert!(id(index).len() == 9 && id(index).bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        }
+        assert_eq!(id(1), "call00001");
+        assert!(messages[1]["tool_call_id"] == id(2) && messages[2]["tool_call_id"] == id(0));
+        assert!(id(0) != id(2) && messages[3] == json!({"role": "tool"}));
+    }
+
+    #[test]
+    fn functions_have_what_their_template_goes_through() {
+        let filled = json!({"type": "object", "properties": {}});
+        for (given, parameters) in [
+            (json!({"name": "f"}), filled.clone()),
+            (json!({"name": "f", "parameters": {}}), filled.clone()),
+            (json!({"name": "f", "parameters": {"type": "object"}}), filled.clone()),
+            (
+                json!({"name": "f", "parameters": {"properties": {"a": {}}, "required": ["a"]}}),
+                json!({"properties": {"a": {}}, "required": ["a"], "type": "object"}),
+            ),
+        ] {
+            let mut tool = json!({"function": given});
+            fill_in(&mut tool);
+            assert_eq!(tool["function"]["parameters"], parameters);
+        }
     }
 
     #[test]

@@ -35,6 +35,19 @@ pub struct MessageManners {
     results_take_words: bool,
     /// Text is part of the reasoning beside calls: the template takes one of the two there (GPT-OSS).
     reasoning_takes_text: bool,
+    reasoning: ReasoningPlace,
+}
+
+/// Where the template reads what the model has thought.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum ReasoningPlace {
+    /// Beside the content, or nowhere.
+    #[default]
+    Message,
+    /// Beside calls as `tool_plan` (Command R7B, Command A).
+    ToolPlan,
+    /// As a part `thinking` of the content (Mistral).
+    Part,
 }
 
 impl MessageManners {
@@ -88,6 +101,18 @@ impl MessageManners {
         thoughtful[1]["reasoning_content"] = SECOND.into();
         let mut folded = thoughtful.clone();
         text_into_reasoning(&mut folded);
+        let mut reasoned = result(json!(FIRST), names_results);
+        reasoned[1]["reasoning_content"] = SECOND.into();
+        // Templates also print a message or its parts as they are.
+        let is_json = |text: &str| ["'thinking'", "\"thinking\""].iter().any(|name| text.contains(name));
+        let shows_reasoning = |place: ReasoningPlace| {
+            let mut messages = reasoned.clone();
+            place.rewrite(&mut messages);
+            render(messages).is_some_and(|text| text.contains(SECOND) && !is_json(&text))
+        };
+        let places = [ReasoningPlace::Message, ReasoningPlace::ToolPlan, ReasoningPlace::Part];
+        let reasoning =
+            places.into_iter().find(|place| source.contains(place.word()) && shows_reasoning(*place));
         Self {
             joined: ROLES.into_iter().filter(|role| !reads_parts(role)).collect(),
             developer_is_system,
@@ -97,6 +122,7 @@ impl MessageManners {
             joined_turns: TURNS.into_iter().filter(|role| wants_turns(role)).collect(),
             results_take_words: !shows(words_behind) && shows(result(json!(both), names_results)),
             reasoning_takes_text: render(thoughtful).is_none() && render(folded).is_some(),
+            reasoning: reasoning.unwrap_or_default(),
         }
     }
 
@@ -118,6 +144,7 @@ impl MessageManners {
         if self.reasoning_takes_text {
             text_into_reasoning(messages);
         }
+        self.reasoning.rewrite(messages);
         if self.names_results {
             name_results(messages);
         }
@@ -162,6 +189,42 @@ fn join(last: &mut Value, mut message: Value) {
     }
     if has_calls(&message) {
         last["tool_calls"] = message["tool_calls"].take();
+    }
+}
+
+impl ReasoningPlace {
+    /// Of a template that reads it there.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Message => "",
+            Self::ToolPlan => "tool_plan",
+            Self::Part => "thinking",
+        }
+    }
+
+    fn rewrite(self, messages: &mut [Value]) {
+        for message in messages {
+            match self {
+                Self::Message => {}
+                Self::ToolPlan if !has_calls(message) || message["tool_plan"].is_string() => {}
+                Self::ToolPlan => {
+                    if let Some(reasoning) = take_reasoning(message) {
+                        message["tool_plan"] = reasoning.into();
+                    }
+                }
+                Self::Part => {
+                    if let Some(reasoning) = take_reasoning(message) {
+                        let mut parts = vec![json!({"type": "thinking", "thinking": reasoning})];
+                        match message["content"].take() {
+                            Value::Array(more) => parts.extend(more),
+                            content if has_text(&content) => parts.push(part(content)),
+                            _ => {}
+                        }
+                        message["content"] = parts.into();
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -340,13 +403,12 @@ impl PartsAlone {
 #[cfg(test)]
 mod tests {
     use penstock_core::prompt::Chat;
-    use penstock_output::{of_template, tool_format};
     use penstock_template::ChatTemplates;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::http::chats::formats::ChatFormats;
-    use crate::http::chats::manners::{Manners, ToolPlace, fill_in};
+    use crate::http::chats::formats::{ChatFormats, FormatFlag};
+    use crate::http::chats::manners::{CallPlace, ToolPlace, fill_in};
 
     const FAMILIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/chat_templates");
 
@@ -363,9 +425,10 @@ mod tests {
             let complain = |_: &str, reason: String| panic!("{reason}: {source}");
             let templates =
                 ChatTemplates::compile(&named, tokens.as_object().expect("an object").clone(), complain);
-            let calls = of_template(source).0.or_else(|| tool_format("json"));
-            let manners = Manners::of(source, calls, |chat| of(&templates, chat));
-            let formats = ChatFormats { calls, reasoning: None, template: source.to_owned(), manners };
+            let sources = [source, source];
+            let formats = ChatFormats::of_templates(sources, &FormatFlag::Auto, &FormatFlag::Auto, |chat| {
+                of(&templates, chat)
+            });
             Self { templates, formats }
         }
 
@@ -529,6 +592,7 @@ mod tests {
                 results_take_words,
                 reasoning_takes_text,
                 names_results: _,
+                reasoning: _,
             } = &family.formats.manners.messages;
             let turns = joined_turns.contains(&"user");
             let needs =
@@ -714,5 +778,196 @@ mod tests {
         assert!(prompt.ends_with("<toolg>r<toolf>r"), "{prompt}");
         let unknown = vec![said("user", "x"), call("1", "f"), result("3")];
         assert_eq!(named.prompt(unknown), None);
+    }
+
+    fn family(name: &str) -> Family {
+        Family::of(&std::fs::read_to_string(format!("{FAMILIES}/{name}.jinja")).expect("a text"))
+    }
+
+    fn call(id: &str, arguments: &str) -> Value {
+        json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}})
+    }
+
+    /// A question, a call and its result.
+    fn tool_loop(arguments: &str) -> Vec<Value> {
+        vec![
+            said("user", "x"),
+            json!({"role": "assistant", "content": null, "tool_calls": [call("call00001", arguments)]}),
+            json!({"role": "tool", "tool_call_id": "call00001", "content": "r"}),
+        ]
+    }
+
+    /// Each of these writes any role as it is called.
+    #[test]
+    fn calls_have_no_role_that_the_template_does_not_know() {
+        for name in ["chatml", "smollm2", "qwen1_5", "llama3", "phi4_mini", "exaone", "openchat"] {
+            let family = family(name);
+            assert_eq!(family.formats.manners.calls, CallPlace::TextAndUser, "{name}");
+        }
+        assert_eq!(family("granite3").formats.manners.calls, CallPlace::OwnRoles);
+        assert_eq!(family("granite3_3").formats.manners.calls, CallPlace::TextAndToolResponse);
+    }
+
+    /// LFM2's first template: it shows results, and calls only as the model's text.
+    #[test]
+    fn calls_that_a_template_does_not_show_are_text_in_its_format() {
+        let lfm2 = Family::of(
+            "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}{% for m in messages %}\
+             <|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}<|tool_response_start|>{{ m.content }}<|tool_response_end|>\
+             {% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+        );
+        assert_eq!(
+            lfm2.prompt(tool_loop(r#"{"city": "Paris", "days": 3}"#)).as_deref(),
+            Some(
+                "<|im_start|>user\nx<|im_end|>\n\
+                 <|im_start|>assistant\n<|tool_call_start|>[f(city=\"Paris\", days=3)]<|tool_call_end|><|im_end|>\n\
+                 <|im_start|>tool\n<|tool_response_start|>r<|tool_response_end|><|im_end|>\n<|im_start|>assistant"
+            )
+        );
+    }
+
+    /// Apertus' rule: arguments are a text there.
+    #[test]
+    fn calls_as_text_have_the_arguments_that_the_model_wrote() {
+        let apertus = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{% if m.role == 'tool' %}[{{ m.content }}]\
+             {% else %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<|tools_prefix|>[{{ '{\"' + c.function.name + '\": ' + c.function.arguments + '}' }}]\
+             <|tools_suffix|>{% endfor %}{% endif %}{% endfor %}",
+        );
+        for arguments in [r#"{"a": 1, "b":  1e2}"#, r#"{"a": "Par"#] {
+            let prompt = apertus.prompt(tool_loop(arguments)).expect("a prompt");
+            let shown =
+                format!("<assistant><|tools_prefix|>[{{\"f\": {arguments}}}]<|tools_suffix|><tool>[r]");
+            assert!(prompt.ends_with(&shown), "{prompt}");
+        }
+    }
+
+    /// DeepSeek R1's, which its distilled models have: it shows calls and results, and no tools.
+    #[test]
+    fn a_template_without_tools_has_calls_in_json_all_along() {
+        let r1 = Family::of(
+            "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}\
+             {% elif m.content is none %}<｜Assistant｜>{% for c in m.tool_calls %}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.type + '<｜tool▁sep｜>' + \
+             c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>{% endfor %}\
+             {% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}<｜Assistant｜><think>\n",
+        );
+        assert_eq!(r1.formats.calls.map(|format| format.name), Some("json"));
+        assert_eq!(r1.formats.reasoning.map(|format| format.name), Some("think"));
+        assert_eq!(
+            r1.prompt(tool_loop(r#"{"a": 1}"#)).as_deref(),
+            Some(
+                "<｜User｜>x<｜Assistant｜>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]<｜tool▁output▁begin｜>r<｜Assistant｜><think>"
+            )
+        );
+        // A format that is named is kept.
+        let calls = FormatFlag::Named(penstock_output::tool_format("deepseek_v3").expect("it exists"));
+        let source = r1.formats.template.as_str();
+        let named =
+            ChatFormats::of_templates([source; 2], &calls, &FormatFlag::Auto, |chat| of(&r1.templates, chat));
+        let mut messages = tool_loop(r#"{"a": 1}"#);
+        named.rewrite(&mut messages, false);
+        let text = messages[1]["content"].as_str().expect("a text");
+        assert!(
+            text.starts_with("<｜tool▁calls▁begin｜>") && text.contains("\n```json\n{\"a\": 1}\n```"),
+            "{text}"
+        );
+    }
+
+    /// Those of Mistral's models that reason, and of Command R7B.
+    #[test]
+    fn reasoning_goes_where_the_template_reads_it() {
+        let mistral = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'assistant' %}{% if not m.content and not m.tool_calls %}{{ raise_exception('content') }}{% endif %}\
+             {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}{% if p.type == 'text' %}{{ p.text }}\
+             {% elif p.type == 'thinking' %}[THINK]{{ p.thinking }}[/THINK]{% else %}{{ raise_exception('part') }}{% endif %}{% endfor %}{% endif %}\
+             {% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}</s>\
+             {% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}",
+        );
+        let cohere = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}<|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|><|START_ACTION|>\
+             {% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}<|END_ACTION|>{% else %}{{ m.content }}{% endif %}{% endfor %}",
+        );
+        let mut thought = tool_loop("{}");
+        thought[1]["reasoning_content"] = "Hm.".into();
+        for (family, shown) in [
+            (&mistral, "[user]x[THINK]Hm.[/THINK][TOOL_CALLS]f[ARGS]{}</s>[tool]r"),
+            (
+                &cohere,
+                "<user>x<assistant><|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>f<|END_ACTION|><tool>r",
+            ),
+        ] {
+            assert_eq!(family.prompt(thought.clone()).as_deref(), Some(shown));
+        }
+        // With text, as parts, and of an answer that was cut off.
+        let parts = |content: Value| {
+            let answer = json!({"role": "assistant", "content": content, "reasoning": "Hm."});
+            mistral.prompt(vec![said("user", "x"), answer, said("user", "y")])
+        };
+        assert_eq!(parts("Yes.".into()).as_deref(), Some("[user]x[THINK]Hm.[/THINK]Yes.</s>[user]y"));
+        assert_eq!(
+            parts(self::parts(["Ye", "s."])).as_deref(),
+            Some("[user]x[THINK]Hm.[/THINK]Yes.</s>[user]y")
+        );
+        for nothing in [json!(""), json!(null), json!([])] {
+            assert_eq!(parts(nothing).as_deref(), Some("[user]x[THINK]Hm.[/THINK]</s>[user]y"));
+        }
+        // What the client calls so itself is its own.
+        thought[1]["tool_plan"] = "Plan.".into();
+        assert!(cohere.prompt(thought).is_some_and(|prompt| prompt.contains("<|START_THINKING|>Plan.")));
+    }
+
+    /// Seed-OSS' rule.
+    #[test]
+    fn parameters_without_properties_are_shown_by_a_template_that_goes_through_them() {
+        let seed = Family::of(
+            "{% for t in tools or [] %}def {{ t.function.name }}({% for name, spec in t.function.parameters.properties.items() %}{{ name }}\
+             {% endfor %}){% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        // It goes through those of functions that have some.
+        let guarded = Family::of(
+            "{% for t in tools or [] %}def {{ t.function.name }}({% if t.function.parameters is defined %}\
+             {% for name, spec in t.function.parameters.properties.items() %}{{ name }}{% endfor %}{% endif %}){% endfor %}\
+             {% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let plain = Family::of(
+            "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        assert!(!plain.formats.manners.fills_in_tools);
+        for family in [seed, guarded] {
+            assert!(family.formats.manners.fills_in_tools);
+            for function in [
+                json!({"name": "f"}),
+                json!({"name": "f", "parameters": {}}),
+                json!({"name": "f", "parameters": {"type": "object"}}),
+            ] {
+                let mut tool = json!({"type": "function", "function": function});
+                fill_in(&mut tool);
+                let chat =
+                    Chat { messages: vec![said("user", "x")], tools: Some(vec![tool]), ..Chat::default() };
+                assert_eq!(of(&family.templates, &chat).as_deref(), Some("def f()<user>x"), "{function}");
+            }
+        }
+    }
+
+    /// A conversation that was begun with another model.
+    #[test]
+    fn ids_have_the_form_that_the_template_wants() {
+        let mistral = family("mistral_v3");
+        assert!(mistral.formats.manners.nine_ids && !family("mistral_tekken").formats.manners.nine_ids);
+        let (one, other) = ("call_0123456789abcdef", "toolu_0123456789abcdef");
+        let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "r"});
+        let messages = vec![
+            said("user", "x"),
+            json!({"role": "assistant", "content": null, "tool_calls": [call(one, "{}"), call(other, "{}")]}),
+            result(other),
+            result(one),
+        ];
+        let prompt = mistral.prompt(messages).expect("a prompt");
+        let ids = |before: &str| -> Vec<String> {
+            prompt.split(before).skip(1).map(|rest| rest.chars().take(9).collect()).collect()
+        };
+        let (called, mut answered) = (ids("\"id\": \""), ids("\"call_id\": \""));
+        answered.reverse();
+        assert!(called.len() == 2 && called[0] != called[1] && called == answered, "{prompt}");
     }
 }

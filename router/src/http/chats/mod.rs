@@ -1,6 +1,6 @@
 //! What chats have in common, whatever dialect they come in: what is asked (`request`), read from the dialect's own objects
 //! (`object`), the tools that a request brings (`functions`) and what they make of the answer (`tools`), how the model writes calls and reasoning (`formats`), what its
-//! template does with tools, calls and results (`manners`), with messages that it may not read (`messages`) and with efforts (`effort`), what of tools' results a model cannot be shown (`unseen`), and an answer's text as content, reasoning and calls (`reader`), also as blocks (`blocks`).
+//! template does with tools, calls and results (`manners`), with messages that it may not read (`messages`) and with efforts (`effort`), what of tools' results a model cannot be shown (`unseen`), tools as some models declare them (`typescript`), and an answer's text as content, reasoning and calls (`reader`), also as blocks (`blocks`).
 
 pub mod blocks;
 pub mod effort;
@@ -12,4 +12,5 @@ pub mod object;
 pub mod reader;
 pub mod request;
 pub mod tools;
+pub mod typescript;
 pub mod unseen;

@@ -7,13 +7,17 @@ use std::sync::Arc;
 
 use penstock_core::constraint::GrammarSource;
 use penstock_core::prompt::Chat;
-use penstock_output::{Callable, Calls, Part, Possible, Start, Tool, ToolFormat, Unbound, after_reasoning};
+use penstock_output::{
+    Callable, Calls, Part, Possible, Start, Tool, ToolFormat, Unbound, after_reasoning, tool_format,
+    written_calls,
+};
 use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
 use crate::http::chats::functions::{Choice, Function, Shape, ToolList, choice, functions};
 use crate::http::chats::manners::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::reader::{Ids, Reading};
+use crate::http::chats::typescript;
 use crate::http::constraints::Asked;
 use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
@@ -24,9 +28,21 @@ use crate::http::warnings::Warnings;
 const TOOLS: &str = request_fields::TOOLS.name;
 const CHOICE: &str = request_fields::TOOL_CHOICE.name;
 
-/// What follows the list of tools in the prompt of a model whose template has no place for them.
-const TOOL_PROMPT: &str = "To call one or more of these functions, answer with nothing but a JSON list of calls such as \
-                           [{\"name\": \"get_price\", \"arguments\": {\"item\": \"tea\"}}]. Otherwise answer in plain text.";
+/// What follows the list of tools in the prompt of a model whose template has no place for them: how its calls are read.
+fn tool_prompt(formats: &ChatFormats) -> String {
+    let json = tool_format("json");
+    let format = formats.calls.or(json);
+    let example = [("get_price", r#"{"item": "tea"}"#.to_owned())];
+    let example = format.map(|format| written_calls(format, &formats.template, &example)).unwrap_or_default();
+    // The end of the sentence must not look like one of the call.
+    let calls = match format.map(|format| format.name) == json.map(|format| format.name) {
+        true => format!("a JSON list of calls such as {example}. "),
+        false => format!("calls such as\n{example}\n"),
+    };
+    format!(
+        "To call one or more of these functions, answer with nothing but {calls}Otherwise answer in plain text."
+    )
+}
 
 /// Tools of a request that may call some.
 #[derive(Debug)]
@@ -168,6 +184,12 @@ impl Tools {
                 if formats.manners.fills_in_tools {
                     shown.iter_mut().for_each(fill_in);
                 }
+                if formats.template.contains(typescript::VARIABLE) {
+                    shown = shown.iter().map(typescript::sorted).collect();
+                    if let Some(declared) = typescript::declared(&shown) {
+                        chat.variables.entry(typescript::VARIABLE).or_insert(declared.into());
+                    }
+                }
                 chat.tools = Some(shown);
             }
             ToolPlace::SystemMessage => into_the_system_message(&mut chat.messages, &self.shown),
@@ -175,7 +197,7 @@ impl Tools {
         }
         let behind = match (place, &self.tool_prompt) {
             (ToolPlace::LastMessage, prompt) => {
-                let prompt = prompt.as_deref().unwrap_or(TOOL_PROMPT);
+                let prompt = prompt.clone().unwrap_or_else(|| tool_prompt(formats));
                 format!("\n---\n{}\n{prompt}", Value::from(self.shown.clone()))
             }
             (_, Some(prompt)) => format!("\n---\n{prompt}"),
@@ -481,11 +503,56 @@ mod tests {
         };
         tools("").show(&mut chat, &formats("json", "{{ messages }}"));
         let shown = chat.messages[0]["content"][1]["text"].as_str().expect("a text");
-        assert!(
-            shown.starts_with("\n---\n[{\"type\":\"function\"") && shown.ends_with(TOOL_PROMPT),
-            "{shown}"
-        );
+        let asks = "To call one or more of these functions, answer with nothing but a JSON list of calls such as \
+                    [{\"name\": \"get_price\", \"arguments\": {\"item\": \"tea\"}}]. Otherwise answer in plain text.";
+        assert!(shown.starts_with("\n---\n[{\"type\":\"function\"") && shown.ends_with(asks), "{shown}");
         assert!(chat.tools.is_none());
+    }
+
+    /// Kimi K2.5's rule.
+    #[test]
+    fn tools_are_declared_in_typescript_where_the_template_shows_them_so() {
+        let kimi = formats(
+            "kimi_k2",
+            "{% if tools_ts_str %}{{ tools_ts_str }}{% else %}{{ tools | tojson }}{% endif %}",
+        );
+        let mut chat = Chat { messages: vec![json!({"role": "user", "content": "Hi"})], ..Chat::default() };
+        tools("").show(&mut chat, &kimi);
+        let declared = "# Tools\n\n## functions\nnamespace functions {\ntype f = (_: {}) => any;\ntype g = (_: {}) => any;\n}\n";
+        assert_eq!(chat.variables["tools_ts_str"], declared);
+        let keys: Vec<&String> =
+            chat.tools.as_ref().expect("tools")[0].as_object().expect("one").keys().collect();
+        assert_eq!(keys, ["function", "type"]);
+        // The client's own variable is its own.
+        chat.variables["tools_ts_str"] = "mine".into();
+        tools("").show(&mut chat, &kimi);
+        assert_eq!(chat.variables["tools_ts_str"], "mine");
+        let mut chat = Chat::default();
+        tools("").show(&mut chat, &formats("hermes", "{{ tools }}"));
+        assert!(chat.variables.is_empty());
+    }
+
+    #[test]
+    fn the_prompt_asks_for_calls_as_they_are_read() {
+        for format in penstock_output::tool_formats() {
+            let mut chat =
+                Chat { messages: vec![json!({"role": "user", "content": "Hi"})], ..Chat::default() };
+            tools("").show(&mut chat, &formats(format.name, ""));
+            let shown = chat.messages[0]["content"].as_str().expect("a text");
+            let (_, after) = shown.split_once("calls such as").expect("an example");
+            let (example, _) = after.rsplit_once("Otherwise answer").expect("an example");
+            let example = example.trim().trim_end_matches('.');
+            let parameters = json!({"properties": {"item": {"type": "string"}}});
+            let known = [Tool { name: "get_price".to_owned(), parameters }];
+            let mut parser = penstock_output::Parser::new(Some(format), None, known.into(), Start::Content);
+            let mut deltas = Vec::new();
+            parser.push(example, &mut deltas);
+            parser.finish(&mut deltas);
+            let answer = penstock_output::Answer::of(&deltas);
+            let arguments = answer.calls.first().map(|call| call.arguments.parse::<Value>().expect("JSON"));
+            assert_eq!(arguments, Some(json!({"item": "tea"})), "{}: {shown}", format.name);
+            assert!(answer.calls[0].complete && answer.content.is_empty(), "{}: {answer:?}", format.name);
+        }
     }
 
     #[test]
