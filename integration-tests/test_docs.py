@@ -51,7 +51,8 @@ ELSEWHERE = {
 
 QUOTED = re.compile(r"`([^`\s]+)`")
 SOURCE = re.compile(r"[\w./*-]+\.(?:rs|py|mjs|proto)")
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+# No image without a text, which is how TGI's prompts have theirs.
+LINK = re.compile(r"(?<!!\[)\]\(([^)\s]+)\)")
 
 
 def files() -> Iterator[Path]:
