@@ -409,9 +409,9 @@ async fn a_picture_behind_a_result_is_told_as_the_tools() {
         (vec![user(json!([image]))], "messages[3].content[0]", format!("user:{told};")),
         (vec![user(json!([note, image]))], "messages[3].content[1]", format!("user:Take note. {told};")),
         (
-            vec![user(json!("Take note.")), user(json!([image])), answer.clone()],
+            vec![user(json!("Take note.")), user(json!([image])), answer.clone(), user(json!("y"))],
             "messages[4].content[0]",
-            format!("user:Take note.;user:{told};assistant:A cat.;"),
+            format!("user:Take note.;user:{told};assistant:A cat.;user:y;"),
         ),
     ] {
         let messages = [vec![user(json!("x")), call.clone(), result.clone()], behind].concat();
