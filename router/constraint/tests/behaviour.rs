@@ -38,7 +38,7 @@ pub fn accepts(grammar: &Grammar, text: &str) -> bool {
 }
 
 /// The bytes that may follow, and whether the text may end.
-fn next(grammar: &Grammar, text: &str) -> (String, bool) {
+pub fn next(grammar: &Grammar, text: &str) -> (String, bool) {
     let mut matcher = grammar.matcher();
     text.bytes().for_each(|byte| matcher.advance(u32::from(byte)).unwrap());
     let mut mask = vec![0; grammar.mask_words()];

@@ -88,10 +88,12 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "`multipleOf`",
-            "up to 2^53; of a fraction, with as many decimals as it has: `0.50` of 0.25",
+            "up to 2^53; of a fraction, with as many decimals as it has: `0.50` of 0.25; not of those of which a float has more digits than are \
+            written, such as 0.07",
             vec![
                 trial(json!({"type": "integer", "multipleOf": 7}), json!([14, -7, 0]), json!([15])),
                 trial(json!({"type": "number", "multipleOf": 0.25}), json!([0.25, 1.75]), json!([0.3])),
+                trial(json!({"type": "number", "multipleOf": 0.07}), json!([]), json!([])),
             ],
         ),
         row(
@@ -140,23 +142,30 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "`format`: `email`, `hostname`, `ipv4`, `ipv6`, `uuid`",
-            "also `idn-email`, `idn-hostname`, in ASCII",
+            "also `idn-email`, `idn-hostname`, in ASCII, without Punycode; hosts have up to eight labels of 30 characters, or six of which the first \
+            two may have 63 (of `email` six, or four); before the `@` stand up to 64, with several dots 32 beside them",
             formats(&[
                 ("email", "a.b@example.org", "a@"),
+                ("email", "no-reply-notifications@mail.berkshirehathaway.co.uk", "a@b-.com"),
                 ("hostname", "a-b.example", "-a"),
+                ("hostname", "ec2-52-14-199-87.us-east-2.compute.amazonaws.com", "a..b"),
                 ("ipv4", "10.0.0.1", "10.0.0.256"),
                 ("ipv6", "fe80::1", "1::2::3"),
+                ("ipv6", "::ffff:192.168.0.1", "1.2.3.4"),
                 ("uuid", "01234567-89ab-cdef-0123-456789abcdef", "0123"),
             ]),
         ),
         row(
             "`format`: `uri`, `uri-reference`, `uri-template`, `json-pointer`, `relative-json-pointer`, `regex`",
             "also `iri`, \
-            `iri-reference`, in ASCII; of `regex` what every engine reads alike",
+            `iri-reference`, in ASCII; ports up to 65535; of `regex` what every engine reads alike",
             formats(&[
                 ("uri", "https://example.org/a?b#c", "/a"),
+                ("uri", "http://localhost:11434/v1", "http://localhost:65536"),
+                ("uri", "http://[::1]:8080/", "http://[::1"),
                 ("uri-reference", "/a/b", "a b"),
                 ("uri-template", "/a/{b}", "{"),
+                ("uri-template", "/users/{userId}{?maxCount}", "/users/{userId"),
                 ("json-pointer", "/a/~0b", "a"),
                 ("relative-json-pointer", "1/a", "/a"),
                 ("regex", "^[a-z]+$", "("),
@@ -203,6 +212,11 @@ fn rows() -> Vec<Row> {
             vec![
                 trial(
                     json!({"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": true}),
+                    json!([["b", "a"], []]),
+                    json!([["a", "a"]]),
+                ),
+                trial(
+                    json!({"type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": true, "$defs": {"e": {"enum": ["a", "b", "c"]}}}),
                     json!([["b", "a"], []]),
                     json!([["a", "a"]]),
                 ),
@@ -282,7 +296,8 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "`propertyNames`",
-            "one of `pattern`, `enum`, `const`, `format`, lengths, not beside `patternProperties`; `not` of `enum` and `const`",
+            "one of `pattern`, `enum`, `const`, `format`, lengths, or one that implies the others, not beside `patternProperties`; `not` of `enum` and \
+            `const`",
             vec![
                 trial(
                     json!({"type": "object", "propertyNames": {"pattern": "^[a-z]$"}}),
@@ -293,6 +308,11 @@ fn rows() -> Vec<Row> {
                     json!({"type": "object", "properties": {"b": {}}, "propertyNames": {"not": {"enum": ["a", "b", 1]}}, "additionalProperties": {"type": "integer"}}),
                     json!([{}, {"c": 1, "aa": 2}]),
                     json!([{"a": 1}, {"b": 1}, {"c": 1, "a": 1}, {"c": "x"}]),
+                ),
+                trial(
+                    json!({"type": "object", "propertyNames": {"pattern": "^[0-9]{4}-0[1-9]-0[1-9]$", "format": "date", "x-own": 1}}),
+                    json!([{"2024-02-09": 1}]),
+                    json!([{"2024-02-29": 1}]),
                 ),
                 trial(
                     json!({"type": "object", "propertyNames": {"not": {"pattern": "a"}}}),
@@ -360,7 +380,8 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "`oneOf`",
-            "where no value matches two options, or what matches two can be left out",
+            "where no value matches two options, or what matches two can be left out; of objects that one property of listed values tells apart, which \
+            `discriminator` may name, those without it are",
             vec![
                 trial(
                     json!({"oneOf": [{"type": "integer"}, {"type": "string"}]}),
@@ -382,6 +403,12 @@ fn rows() -> Vec<Row> {
                         {"type": "object", "patternProperties": {"^[^$]": {"type": "integer"}}, "additionalProperties": false}]}),
                     json!([{"$id": 1}, {"a": 1}, {}]),
                     json!([{"$id": 1, "a": 1}, {"a": "x"}, 1]),
+                ),
+                trial(
+                    json!({"oneOf": [{"type": "object", "properties": {"k": {"const": 1, "default": 1}, "a": {"items": {"type": "integer"}}}},
+                        {"type": "object", "properties": {"k": {"const": 2, "default": 2}, "a": {"items": {"type": "string"}}}}]}),
+                    json!([{"k": 1, "a": [1]}, {"k": 2, "a": ["x"]}, {"k": 2}]),
+                    json!([{}, {"k": 1, "a": ["x"]}, {"k": 3}]),
                 ),
                 trial(json!({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}), json!([]), json!([])),
                 trial(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), json!([]), json!([])),

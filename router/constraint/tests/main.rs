@@ -9,6 +9,7 @@ mod behaviour;
 mod bounds;
 mod calls;
 mod cases;
+mod clients;
 mod forced;
 mod instances;
 mod keywords;

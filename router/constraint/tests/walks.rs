@@ -6,7 +6,7 @@ use crate::patient;
 use crate::schemas;
 use crate::synthetic::{Random, Vocabulary};
 use penstock_constraint::{Cancel, Compiler, Grammar, MatchError, Source};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn compiler(vocabulary: &Vocabulary) -> Compiler {
     let size = vocabulary.tokens.len();
@@ -51,7 +51,15 @@ fn walk(grammar: &Grammar, vocabulary: &Vocabulary, random: &mut Random, most: u
 }
 
 fn is_valid(schema: &Value, value: &Value) -> bool {
-    jsonschema::options().should_validate_formats(true).build(schema).unwrap().is_valid(value)
+    let template = json!({"format": "uri-template"});
+    let template = jsonschema::options().should_validate_formats(true).build(&template).unwrap();
+    jsonschema::options()
+        .should_validate_formats(true)
+        // Of names in a template this validator knows small letters only, of which RFC 6570 (section 2.3) has both.
+        .with_format("uri-template", move |text| template.is_valid(&text.to_ascii_lowercase().into()))
+        .build(schema)
+        .unwrap()
+        .is_valid(value)
 }
 
 /// Walks and returns how many texts ended.

@@ -91,22 +91,11 @@ impl<'a> Translator<'a> {
             )
         };
         let items = members.get("items").filter(|items| items.is_object()).ok_or_else(refused)?;
-        let listed: Vec<Value> = match (items.get("enum"), items.get("const"), items.get("type")) {
-            (Some(Value::Array(values)), None, _) => values.clone(),
-            (None, Some(value), _) => vec![value.clone()],
-            (None, None, Some(Value::String(kind))) if kind == "boolean" => vec![true.into(), false.into()],
-            (None, None, Some(Value::String(kind))) if kind == "null" => vec![Value::Null],
-            _ => return Err(refused()),
-        };
+        let listed = self.few_values(items, &place.member("items")).ok_or_else(refused)?;
         if listed.len() > MOST_ARRANGED {
             return Err(refused());
         }
-        let mut values = Vec::new();
-        for value in written(&listed, &here)? {
-            if !values.contains(&value) {
-                values.push(value);
-            }
-        }
+        let values = if listed.is_empty() { listed } else { written(&listed, &here)? };
         // By their places among the values.
         let mut arrangements: Vec<Vec<usize>> = vec![Vec::new()];
         let mut done = 0;

@@ -1,177 +1,384 @@
 //! Whether the references of a core schema come to an end: a value can be finite, and no schema is only itself. And
-//! whether what must hold together stays within what llguidance can intersect in time.
+//! whether what must hold together stays within what llguidance can intersect in time, and in 32 bits.
 
-use serde_json::Value;
+use std::collections::{BTreeMap, HashSet};
 
-use super::Result;
+use serde_json::{Map, Value};
+
+use super::{Result, decimal, logic};
 use crate::error::{CompileError, Kind};
 
 /// After so many rounds over the definitions the rest is taken to be finite.
 const ROUNDS: usize = 64;
 
-/// Refuses recursion without an end. `bodies` are the definitions by index, `paths` where they are in the source.
-pub(super) fn recursion(root: &Value, bodies: &[Value], paths: &[&str]) -> Result<()> {
+/// Refuses recursion without an end, and takes out what refers to definitions that no value matches: llguidance leaves an option or a
+/// property out that is impossible where it stands, but not one whose definition is, and a text that has begun one that never ends could not
+/// be completed. `bodies` are the definitions by index, `paths` where they are in the source.
+pub(super) fn recursion(root: &mut Value, bodies: &mut [Value], paths: &[&str]) -> Result<()> {
     in_place(bodies, paths)?;
     let mut finite = vec![false; bodies.len()];
     for _ in 0..ROUNDS {
         let mut changed = false;
         for index in (0..bodies.len()).rev() {
-            if !finite[index] && is_finite(&bodies[index], &finite) {
+            if !finite[index] && lack(&bodies[index], &finite).is_none() {
                 finite[index] = true;
                 changed = true;
             }
         }
-        if !changed {
-            if is_finite(root, &finite) {
-                return Ok(());
-            }
-            return Err(match finite.iter().position(|finite| !finite) {
-                Some(index) => CompileError::at(
-                    Kind::Unsatisfiable,
-                    paths[index],
-                    "infinite recursion: every value of this schema needs another one within it",
-                ),
-                None => CompileError::new(Kind::Unsatisfiable, "no value matches the schema"),
-            });
+        if changed {
+            continue;
         }
+        if let Some(lack) = lack(root, &finite) {
+            return Err(without_value(lack, bodies, &finite, paths));
+        }
+        if finite.contains(&false) {
+            take_out(root, &finite);
+            bodies.iter_mut().for_each(|body| take_out(body, &finite));
+            for (body, _) in bodies.iter_mut().zip(&finite).filter(|(_, finite)| !**finite) {
+                *body = Value::Bool(false);
+            }
+        }
+        return Ok(());
     }
     Ok(())
+}
+
+/// The definition at fault where the root lacks a finite value.
+fn without_value(mut lack_of: Lack, bodies: &[Value], finite: &[bool], paths: &[&str]) -> CompileError {
+    let mut seen = vec![false; bodies.len()];
+    let mut at = None;
+    while let Lack::Of(index) = lack_of {
+        at = Some(index);
+        if std::mem::replace(&mut seen[index], true) {
+            let reason = "infinite recursion: every value of this schema needs another one within it";
+            return CompileError::at(Kind::Unsatisfiable, paths[index], reason);
+        }
+        lack_of = lack(&bodies[index], finite).unwrap_or(Lack::OfValues);
+    }
+    let reason = "no value matches the schema";
+    match at {
+        Some(index) => CompileError::at(Kind::Unsatisfiable, paths[index], reason),
+        None => CompileError::new(Kind::Unsatisfiable, reason),
+    }
+}
+
+/// Writes `false` in place of references to definitions that are not finite.
+fn take_out(schema: &mut Value, finite: &[bool]) {
+    if referred(schema).is_some_and(|index| !finite[index]) {
+        *schema = Value::Bool(false);
+    }
+    let Value::Object(members) = schema else { return };
+    for (key, value) in members {
+        match (key.as_str(), value) {
+            ("properties" | "patternProperties", Value::Object(children)) => {
+                children.values_mut().for_each(|child| take_out(child, finite));
+            }
+            ("allOf" | "anyOf" | "prefixItems", Value::Array(children)) => {
+                children.iter_mut().for_each(|child| take_out(child, finite));
+            }
+            ("items" | "additionalProperties", child) => take_out(child, finite),
+            _ => {}
+        }
+    }
 }
 
 /// Expressions that one string may have to match together; the time of llguidance doubles with each.
 const MOST_EXPRESSIONS: usize = 16;
 /// Properties that one object may come to name; the time of llguidance grows with their square.
 const MOST_PROPERTIES: usize = 3_000;
+/// Properties of one object that are weighed each by itself.
+const MOST_WEIGHED: usize = 128;
 
-/// An upper bound of what comes together in one place.
-#[derive(Clone, Copy, Default)]
-struct Weight {
-    expressions: usize,
-    properties: usize,
+/// Numbers whose multiples a value has to be, all at once: llguidance multiplies them in 32 bits.
+#[derive(Clone, Copy, PartialEq)]
+struct Divisors {
+    /// Of their digits, without points.
+    product: u64,
+    count: u32,
+    /// The most decimals that one has, and those that others have less, together.
+    places: u32,
+    tens: u32,
 }
 
-impl Weight {
-    fn add(self, other: Weight) -> Weight {
-        Weight {
-            expressions: self.expressions.saturating_add(other.expressions),
-            properties: self.properties.saturating_add(other.properties),
+impl Default for Divisors {
+    fn default() -> Divisors {
+        Divisors { product: 1, count: 0, places: 0, tens: 0 }
+    }
+}
+
+impl Divisors {
+    fn of(value: &Value) -> Divisors {
+        let (product, places) = decimal(value).unwrap_or((u64::MAX, 0));
+        Divisors { product, count: 1, places, tens: 0 }
+    }
+
+    fn tens_at(self, places: u32) -> u32 {
+        self.tens.saturating_add(self.count.saturating_mul(places - self.places))
+    }
+
+    fn add(self, other: Divisors) -> Divisors {
+        let places = self.places.max(other.places);
+        Divisors {
+            product: self.product.saturating_mul(other.product),
+            count: self.count.saturating_add(other.count),
+            places,
+            tens: self.tens_at(places).saturating_add(other.tens_at(places)),
         }
     }
 
-    fn max(self, other: Weight) -> Weight {
-        Weight {
+    fn max(self, other: Divisors) -> Divisors {
+        let places = self.places.max(other.places);
+        Divisors {
+            product: self.product.max(other.product),
+            count: self.count.max(other.count),
+            places,
+            tens: self.tens_at(places).max(other.tens_at(places)),
+        }
+    }
+
+    fn fit(self) -> bool {
+        let tens = 10_u64.checked_pow(self.tens).unwrap_or(u64::MAX);
+        self.count < 2 || self.product.saturating_mul(tens) <= u64::from(u32::MAX)
+    }
+}
+
+/// An upper bound of what comes together in one place.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Load {
+    expressions: usize,
+    properties: usize,
+    divisors: Divisors,
+}
+
+impl Load {
+    fn add(self, other: Load) -> Load {
+        Load {
+            expressions: self.expressions.saturating_add(other.expressions),
+            properties: self.properties.saturating_add(other.properties),
+            divisors: self.divisors.add(other.divisors),
+        }
+    }
+
+    fn max(self, other: Load) -> Load {
+        Load {
             expressions: self.expressions.max(other.expressions),
             properties: self.properties.max(other.properties),
+            divisors: self.divisors.max(other.divisors),
         }
+    }
+}
+
+/// What a schema brings to the value itself, and to those within it. Of two schemas for one object only properties of the same name meet.
+#[derive(Clone, Default)]
+struct Weight<'v> {
+    here: Load,
+    named: BTreeMap<&'v str, Load>,
+    /// To items, and to every property that is not in `named`.
+    below: Load,
+}
+
+impl<'v> Weight<'v> {
+    fn load(&self) -> Load {
+        self.named.values().fold(self.here.max(self.below), |load, named| load.max(*named))
+    }
+
+    fn put(&mut self, name: &'v str, load: Load) {
+        if self.named.len() < MOST_WEIGHED || self.named.contains_key(name) {
+            self.named.insert(name, load);
+        } else {
+            self.below = self.below.max(load);
+        }
+    }
+
+    /// Both hold, or one of them does.
+    fn with(self, other: Weight<'v>, join: impl Fn(Load, Load) -> Load) -> Weight<'v> {
+        let mut all = Weight {
+            here: join(self.here, other.here),
+            named: BTreeMap::new(),
+            below: join(self.below, other.below),
+        };
+        for (name, load) in &self.named {
+            all.put(name, join(*load, other.named.get(name).copied().unwrap_or(other.below)));
+        }
+        for (name, load) in other.named.iter().filter(|(name, _)| !self.named.contains_key(*name)) {
+            all.put(name, join(self.below, *load));
+        }
+        all
     }
 }
 
 /// Refuses a schema of which too much must hold in one place.
 pub(super) fn weight(root: &Value, bodies: &[Value]) -> Result<()> {
     let mut known = vec![None; bodies.len()];
-    let weight = weigh(root, bodies, &mut known);
+    let load = weigh(root, bodies, &mut known).load();
     let refused = |what: &str| {
         Err(CompileError::new(
             Kind::TooLarge,
             format!("the schema's `allOf` bring together more than {what}"),
         ))
     };
-    if weight.expressions > MOST_EXPRESSIONS {
+    if load.expressions > MOST_EXPRESSIONS {
         return refused(&format!("{MOST_EXPRESSIONS} patterns and formats for one string"));
     }
-    if weight.properties > MOST_PROPERTIES {
+    if load.properties > MOST_PROPERTIES {
         return refused(&format!("{MOST_PROPERTIES} properties of one object"));
+    }
+    if !load.divisors.fit() {
+        return Err(CompileError::new(
+            Kind::Unsupported,
+            "the `multipleOf` that `allOf` bring together for one number are too large to be combined",
+        ));
     }
     Ok(())
 }
 
-fn weigh(schema: &Value, bodies: &[Value], known: &mut Vec<Option<Weight>>) -> Weight {
+fn weigh<'v>(schema: &'v Value, bodies: &'v [Value], known: &mut Vec<Option<Weight<'v>>>) -> Weight<'v> {
     let Value::Object(members) = schema else { return Weight::default() };
-    let mut within = Weight::default();
-    let mut together = Weight::default();
+    let mut own = Weight {
+        here: Load {
+            expressions: usize::from(members.contains_key("pattern")),
+            properties: members.get("properties").and_then(Value::as_object).map_or(0, Map::len),
+            divisors: members.get("multipleOf").map_or_else(Divisors::default, Divisors::of),
+        },
+        ..Weight::default()
+    };
+    let mut together: Option<Weight> = None;
+    let mut beside = |weight: Weight<'v>| {
+        together = Some(match together.take() {
+            Some(others) => others.with(weight, Load::add),
+            None => weight,
+        });
+    };
     for (key, value) in members {
-        match key.as_str() {
-            "properties" | "patternProperties" => {
-                for child in value.as_object().into_iter().flat_map(|children| children.values()) {
-                    within = within.max(weigh(child, bodies, known));
+        match (key.as_str(), value) {
+            ("properties", Value::Object(children)) => {
+                for (name, child) in children {
+                    let load = weigh(child, bodies, known).load();
+                    if load != Load::default() {
+                        own.put(name, load);
+                    }
                 }
             }
-            "items" | "additionalProperties" => within = within.max(weigh(value, bodies, known)),
-            "prefixItems" => {
-                for child in value.as_array().into_iter().flatten() {
-                    within = within.max(weigh(child, bodies, known));
+            ("patternProperties", Value::Object(children)) => {
+                for child in children.values() {
+                    own.below = own.below.max(weigh(child, bodies, known).load());
                 }
             }
-            "allOf" => {
-                for part in value.as_array().into_iter().flatten() {
-                    together = together.add(weigh(part, bodies, known));
+            ("prefixItems", Value::Array(children)) => {
+                for child in children {
+                    own.below = own.below.max(weigh(child, bodies, known).load());
                 }
             }
-            "anyOf" => {
-                let mut most = Weight::default();
-                for option in value.as_array().into_iter().flatten() {
-                    most = most.max(weigh(option, bodies, known));
-                }
-                together = together.add(most);
+            ("items" | "additionalProperties", child) => {
+                own.below = own.below.max(weigh(child, bodies, known).load());
             }
-            "$ref" => {
+            ("allOf", Value::Array(parts)) => {
+                parts.iter().for_each(|part| beside(weigh(part, bodies, known)));
+            }
+            ("anyOf", Value::Array(options)) => {
+                let options = options.iter().map(|option| weigh(option, bodies, known));
+                if let Some(most) = options.reduce(|one, other| one.with(other, Load::max)) {
+                    beside(most);
+                }
+            }
+            ("$ref", _) => {
                 if let Some(index) = referred(schema) {
-                    let weight = known[index].unwrap_or_else(|| {
+                    if known[index].is_none() {
                         // Within itself a definition is met only further down, where it adds nothing here.
                         known[index] = Some(Weight::default());
-                        let weight = weigh(&bodies[index], bodies, known);
-                        known[index] = Some(weight);
-                        weight
-                    });
-                    together = together.add(weight);
+                        known[index] = Some(weigh(&bodies[index], bodies, known));
+                    }
+                    beside(known[index].clone().unwrap_or_default());
                 }
             }
             _ => {}
         }
     }
-    let own = Weight {
-        expressions: usize::from(members.contains_key("pattern")),
-        properties: members
-            .get("properties")
-            .and_then(Value::as_object)
-            .map_or(0, |properties| properties.len()),
-    };
-    own.max(within).add(together)
+    match together {
+        Some(together) => own.with(together, Load::add),
+        None => own,
+    }
 }
 
-fn referred(schema: &Value) -> Option<usize> {
+/// The index of the definition that a core refers to.
+pub(super) fn referred(schema: &Value) -> Option<usize> {
     schema.get("$ref")?.as_str()?.rsplit('/').next()?.parse().ok()
 }
 
-/// Whether some value of the schema is finite, given which definitions are known to have one.
-fn is_finite(schema: &Value, known: &[bool]) -> bool {
-    let Value::Object(members) = schema else { return schema != &Value::Bool(false) };
-    if referred(schema).is_some_and(|index| !known[index]) {
-        return false;
-    }
-    let branches = |key: &str| members.get(key).and_then(Value::as_array);
-    if branches("allOf").is_some_and(|all| !all.iter().all(|part| is_finite(part, known))) {
-        return false;
-    }
-    if branches("anyOf").is_some_and(|any| !any.iter().any(|option| is_finite(option, known))) {
-        return false;
-    }
-    match members.get("type").and_then(Value::as_str) {
-        Some("object") => {
-            let required = branches("required").into_iter().flatten().filter_map(Value::as_str);
-            let properties = members.get("properties");
-            required
-                .filter_map(|name| properties.and_then(|properties| properties.get(name)))
-                .all(|property| is_finite(property, known))
+/// Why a schema has no finite value.
+enum Lack {
+    /// This definition has none.
+    Of(usize),
+    /// There is none at all.
+    OfValues,
+}
+
+/// Why no value of the schema is finite, given which definitions are known to have one; None where some may be.
+fn lack(schema: &Value, known: &[bool]) -> Option<Lack> {
+    // All that must hold together: one part may demand what another one describes.
+    let mut parts = Vec::new();
+    let mut todo = vec![schema];
+    while let Some(part) = todo.pop() {
+        let Value::Object(members) = part else {
+            if *part == Value::Bool(false) {
+                return Some(Lack::OfValues);
+            }
+            continue;
+        };
+        if let Some(index) = referred(part).filter(|index| !known[*index]) {
+            return Some(Lack::Of(index));
         }
-        Some("array") => {
+        todo.extend(list(members, "allOf"));
+        parts.push(members);
+    }
+    let is =
+        |members: &Map<String, Value>, kind: &str| members.get("type").is_some_and(|types| types == kind);
+    let is_object = parts.iter().any(|members| is(members, "object"));
+    let required: HashSet<&str> =
+        parts.iter().flat_map(|members| list(members, "required")).filter_map(Value::as_str).collect();
+    for members in parts {
+        if lists_no_value_of_its_type(members) {
+            return Some(Lack::OfValues);
+        }
+        if members.contains_key("anyOf") {
+            let lacks: Option<Vec<Lack>> =
+                list(members, "anyOf").iter().map(|option| lack(option, known)).collect();
+            if let Some(lacks) = lacks {
+                return lacks.into_iter().next().or(Some(Lack::OfValues));
+            }
+        }
+        let properties = members.get("properties").and_then(Value::as_object).filter(|_| is_object);
+        let demanded = properties.into_iter().flatten().filter(|(name, _)| required.contains(name.as_str()));
+        if let Some(lack) = demanded.map(|(_, property)| property).find_map(|property| lack(property, known))
+        {
+            return Some(lack);
+        }
+        if is(members, "array") {
             let least = members.get("minItems").and_then(Value::as_u64).unwrap_or(0) as usize;
-            let prefix: &[Value] = branches("prefixItems").map_or(&[], Vec::as_slice);
-            let rest =
-                least <= prefix.len() || members.get("items").is_none_or(|items| is_finite(items, known));
-            rest && prefix.iter().take(least).all(|item| is_finite(item, known))
+            let prefix = list(members, "prefixItems");
+            let rest = members.get("items").filter(|_| least > prefix.len());
+            if let Some(lack) = prefix.iter().take(least).chain(rest).find_map(|item| lack(item, known)) {
+                return Some(lack);
+            }
         }
-        _ => true,
+    }
+    None
+}
+
+fn list<'v>(members: &'v Map<String, Value>, key: &str) -> &'v [Value] {
+    members.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn lists_no_value_of_its_type(members: &Map<String, Value>) -> bool {
+    let Some(names) = members.get("type").and_then(logic::type_names) else { return false };
+    let is_of_type = |value: &Value| {
+        let is_whole = || value.as_f64().is_some_and(|number| number.fract() == 0.0);
+        names.contains(&logic::kind_of(value)) || names.contains(&"integer") && is_whole()
+    };
+    match (members.get("const"), members.get("enum")) {
+        (Some(value), _) => !is_of_type(value),
+        (None, Some(Value::Array(values))) => !values.iter().any(is_of_type),
+        _ => false,
     }
 }
 

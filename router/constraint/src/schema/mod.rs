@@ -33,6 +33,8 @@ const DEPTH_OF_REWRITES: usize = 4;
 /// The bytes that a core may take beside those of its source, for what it has in several places: 12 MiB are those of the longest text
 /// that `contains` may have.
 const MOST_COPIED: usize = 16 << 20;
+/// Of a divisor: as many zeros fit in 32 bits.
+const MOST_DECIMALS: u32 = 9;
 /// Up to here an f64 holds every integer.
 const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
 
@@ -97,31 +99,33 @@ fn translate(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
         definitions: Vec::new(),
         names: HashMap::new(),
         draft: Draft::of(root),
-        divisors: Vec::new(),
         steps: Cell::new(logic::STEPS),
         work: Cell::new(logic::WORK),
         weight: 0,
         room: logic::size(root).saturating_add(MOST_COPIED),
     };
     let place = Place { path: String::new(), base: root, depth: 0 };
-    let core = match translator.schema(root, &place)? {
-        Value::Object(members) => members,
-        Value::Bool(true) => Map::new(),
-        _ => return Err(CompileError::new(Kind::Unsatisfiable, "the schema accepts nothing")),
+    let mut core = match translator.schema(root, &place)? {
+        Value::Bool(true) => Value::Object(Map::new()),
+        Value::Bool(false) => {
+            return Err(CompileError::new(Kind::Unsatisfiable, "the schema accepts nothing"));
+        }
+        core => core,
     };
     let mut bodies = Vec::new();
     // Translating a definition may add more of them.
     while bodies.len() < translator.definitions.len() {
-        let target = translator.definitions[bodies.len()].clone();
+        let Definition { target, demanded } = translator.definitions[bodies.len()].clone();
         let place = Place { path: target.pointer, base: target.base, depth: 0 };
-        bodies.push(translator.schema(target.value, &place)?);
+        let known = translator.definitions.len();
+        let body = translator.schema(target.value, &place)?;
+        bodies.push(demanded.iter().fold(body, |body, name| translator.demanding(body, name, known)));
     }
-    translator.check_divisors()?;
-    let paths: Vec<&str> = translator.definitions.iter().map(|target| target.pointer.as_str()).collect();
-    let whole = Value::Object(core);
-    check::recursion(&whole, &bodies, &paths)?;
-    check::weight(&whole, &bodies)?;
-    let Value::Object(mut core) = whole else {
+    let paths: Vec<&str> =
+        translator.definitions.iter().map(|definition| definition.target.pointer.as_str()).collect();
+    check::recursion(&mut core, &mut bodies, &paths)?;
+    check::weight(&core, &bodies)?;
+    let Value::Object(mut core) = core else {
         return Err(CompileError::new(Kind::Internal, "the core is no object"));
     };
     if !bodies.is_empty() {
@@ -137,9 +141,9 @@ struct Translator<'a> {
     stop: &'a Stop,
     nodes: usize,
     /// What is referred to; the index is the name in the core's `$defs`.
-    definitions: Vec<Target<'a>>,
-    /// The index of a definition by the address of its value.
-    names: HashMap<*const Value, usize>,
+    definitions: Vec<Definition<'a>>,
+    /// The index of a definition by the address of its value, and by what is demanded beside it.
+    names: HashMap<(*const Value, Vec<String>), usize>,
     /// What is left for telling schemas apart.
     steps: Cell<usize>,
     /// What may still be done before the clock is asked.
@@ -149,8 +153,20 @@ struct Translator<'a> {
     /// Bytes of names and values that may still be written.
     room: usize,
     draft: Draft,
-    /// Every `multipleOf`, as an integer and a power of ten below it.
-    divisors: Vec<(u64, u32)>,
+}
+
+/// A schema that is referred to, for objects that have some properties besides: beside a reference to it llguidance would have to merge
+/// them into it, which recursion does not allow.
+#[derive(Clone)]
+struct Definition<'a> {
+    target: Target<'a>,
+    demanded: Vec<String>,
+}
+
+impl Definition<'_> {
+    fn key(&self) -> (*const Value, Vec<String>) {
+        (self.target.value, self.demanded.clone())
+    }
 }
 
 /// Drafts that give a keyword another meaning, in their order.
@@ -280,7 +296,7 @@ impl<'a> Translator<'a> {
                     if divisor.is_none() {
                         return Err(invalid(&here(), "a number above 0"));
                     }
-                    self.divisor(value, &here())?;
+                    check_divisor(value, &here())?;
                     // Beyond these, whoever checks the text with floats may find another remainder.
                     let far = json!({"minimum": -EXACT_INTEGERS, "maximum": EXACT_INTEGERS});
                     parts.after.push(far);
@@ -424,48 +440,98 @@ impl<'a> Translator<'a> {
             return Err(place.refuse(Kind::Unsupported, format!("`{key}` is not supported")));
         }
         let target = self.document.resolve(text, place)?;
+        Ok(self.referring(Definition { target, demanded: Vec::new() }))
+    }
+
+    fn referring(&mut self, definition: Definition<'a>) -> Value {
         let next = self.definitions.len();
-        let index = *self.names.entry(target.value).or_insert(next);
+        let index = *self.names.entry(definition.key()).or_insert(next);
         if index == next {
-            self.definitions.push(target);
+            self.definitions.push(definition);
         }
-        Ok(json!({"$ref": format!("#/$defs/{index}")}))
+        json!({"$ref": format!("#/$defs/{index}")})
     }
 
-    /// llguidance multiplies the divisors of an intersection in 32 bits; all of them together must fit.
-    fn divisor(&mut self, value: &Value, place: &Place<'a>) -> Result<()> {
-        let text = value.to_string();
-        let refused = || place.refuse(Kind::Unsupported, "`multipleOf` has too many digits");
-        if text.contains(['e', 'E']) {
-            return Err(refused());
+    /// The core of a schema, of whose objects only those are left that have a property. `known`: the definitions before it was translated.
+    fn demanding(&mut self, core: Value, name: &str, known: usize) -> Value {
+        let mut members = match core {
+            Value::Bool(true) => Map::new(),
+            Value::Object(members) => members,
+            nothing => return nothing,
+        };
+        if members.len() == 1 {
+            if let Some(Value::Array(parts)) = members.get_mut("allOf")
+                && parts.len() == 1
+            {
+                return self.demanding(parts.remove(0), name, known);
+            }
+            if let Some(Value::Array(options)) = members.get_mut("anyOf") {
+                let options = std::mem::take(options).into_iter();
+                return any_of(options.map(|option| self.demanding(option, name, usize::MAX)).collect());
+            }
         }
-        let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
-        let fraction = fraction.trim_end_matches('0');
-        let digits: u64 = format!("{whole}{fraction}").parse().map_err(|_| refused())?;
-        if digits > u64::from(u32::MAX) || fraction.len() > 9 {
-            return Err(refused());
+        let core = Value::Object(members);
+        if let Some(index) = check::referred(&core) {
+            let mut definition = self.definitions[index].clone();
+            // One that nothing else refers to becomes the other.
+            if index == known && self.definitions.len() == known + 1 {
+                self.names.remove(&definition.key());
+                self.definitions.pop();
+            }
+            if !definition.demanded.iter().any(|demanded| demanded == name) {
+                definition.demanded.push(name.to_owned());
+            }
+            return self.referring(definition);
         }
-        let divisor = (digits, fraction.len() as u32);
-        if !self.divisors.contains(&divisor) {
-            self.divisors.push(divisor);
+        let Value::Object(mut members) = core else { return core };
+        match members.get_mut("required") {
+            Some(Value::Array(required)) if required.iter().any(|required| required == name) => {}
+            Some(Value::Array(required)) => required.push(name.into()),
+            _ => {
+                members.insert("required".into(), json!([name]));
+            }
         }
-        Ok(())
+        Value::Object(members)
     }
+}
 
-    fn check_divisors(&self) -> Result<()> {
-        let places = self.divisors.iter().map(|(_, places)| *places).max().unwrap_or(0);
-        let mut product: u64 = 1;
-        for (digits, own) in &self.divisors {
-            product = product.saturating_mul(digits.saturating_mul(10_u64.pow(places - own)));
-        }
-        if self.divisors.len() > 1 && product > u64::from(u32::MAX) {
-            return Err(CompileError::new(
-                Kind::Unsupported,
-                "the schema's `multipleOf` are too large to be combined",
-            ));
-        }
-        Ok(())
+/// Refuses a divisor that llguidance would not read as it is written: of a float it counts the decimals by multiplying it by ten until
+/// there are none, which of some goes on to digits that the float has beside those that are written.
+fn check_divisor(value: &Value, place: &Place<'_>) -> Result<()> {
+    let refused = |reason: String| Err(place.refuse(Kind::Unsupported, reason));
+    let Some(divisor) = decimal(value) else { return refused("`multipleOf` has too many digits".into()) };
+    let mut float = value.as_f64().unwrap_or_default();
+    let mut places = 0;
+    while float.fract() != 0.0 {
+        float *= 10.0;
+        places += 1;
     }
+    let is_exact = float <= f64::from(u32::MAX) && without_zeros(float as u64, places) == divisor;
+    if is_exact {
+        Ok(())
+    } else {
+        refused(format!("multiples of {value} are not supported: as a float it has more digits"))
+    }
+}
+
+/// A positive number as its digits and the decimals among them; None for more than llguidance has bits for.
+fn decimal(value: &Value) -> Option<(u64, u32)> {
+    let text = value.to_string();
+    let (text, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits: u64 = format!("{whole}{fraction}").parse().ok()?;
+    let places = i64::try_from(fraction.len()).ok()? - exponent.parse::<i64>().ok()?;
+    let zeros = 10_u64.checked_pow(u32::try_from(places.min(0).unsigned_abs()).ok()?)?;
+    let (digits, places) = without_zeros(digits.checked_mul(zeros)?, u32::try_from(places.max(0)).ok()?);
+    (digits <= u64::from(u32::MAX) && places <= MOST_DECIMALS).then_some((digits, places))
+}
+
+fn without_zeros(mut digits: u64, mut places: u32) -> (u64, u32) {
+    while places > 0 && digits.is_multiple_of(10) {
+        digits /= 10;
+        places -= 1;
+    }
+    (digits, places)
 }
 
 fn invalid(place: &Place<'_>, expected: &str) -> CompileError {

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use llguidance::derivre::{Regex, RegexBuilder};
+use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 use serde_json::{Map, Value, json};
 
-use super::logic::{SILENT, size};
-use super::{Parts, Place, Result, Translator, any_of, bounds, invalid};
+use super::logic::{WORK, size};
+use super::{Parts, Place, Result, Translator, any_of, bounds, invalid, types};
 use crate::{
     error::Kind,
     pattern::{self, Strings},
@@ -21,6 +21,27 @@ const ITEMS_OF_OPTIONAL: usize = 4;
 const ITEMS_BESIDE: usize = 200;
 /// Steps for a name to be matched by a pattern.
 const MATCH_FUEL: u64 = 10_000;
+/// Steps for an expression to be told to imply another one.
+const IMPLIES_FUEL: u64 = 100_000;
+/// What no name matches.
+const NO_NAME: &str = r"^[^\x00-\u{10FFFF}]$";
+/// Keywords that say something of a string, beside `$ref`.
+const ASSERTING_OF_NAMES: [&str; 14] = [
+    "type",
+    "enum",
+    "const",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$dynamicRef",
+    "$recursiveRef",
+];
 /// Bytes of a name that are matched between two looks at what is left, and the work that they are: each may be a new state.
 const MATCHED_AT_ONCE: usize = 16;
 const WORK_OF_MATCH: usize = 4_096;
@@ -285,7 +306,7 @@ impl<'a> Translator<'a> {
         let mut base = place.clone();
         for _ in 0..16 {
             let Some(reference) = named.get("$ref").and_then(Value::as_str) else { break };
-            let beside = |key: &String| key != "$ref" && !SILENT.contains(&key.as_str());
+            let beside = |key: &String| ASSERTING_OF_NAMES.contains(&key.as_str());
             if named.as_object().is_some_and(|members| members.keys().any(beside)) {
                 return Err(refused("`$ref` beside other keywords is not supported here"));
             }
@@ -296,7 +317,7 @@ impl<'a> Translator<'a> {
         let mut expressions = Vec::new();
         match &named {
             Value::Bool(true) => return Ok(()),
-            Value::Bool(false) => expressions.push("^[^\\x00-\\u{10FFFF}]$".to_owned()),
+            Value::Bool(false) => expressions.push(NO_NAME.to_owned()),
             Value::Object(members) => {
                 let (fewest, most) = bounds(members, ["minLength", "maxLength"], place)?;
                 if fewest > 0 || most.is_some() {
@@ -317,7 +338,15 @@ impl<'a> Translator<'a> {
                         ("const", Value::String(text)) => {
                             expressions.push(format!("^{}$", pattern::text_of_json(text)))
                         }
-                        ("type", Value::String(kind)) if kind == "string" => {}
+                        ("type", kinds) => {
+                            let kinds = types(kinds, &place.member("type"))?;
+                            let is_string = |kind: &Value| kind == "string";
+                            if !is_string(&kinds)
+                                && !kinds.as_array().is_some_and(|all| all.iter().any(is_string))
+                            {
+                                expressions.push(NO_NAME.to_owned());
+                            }
+                        }
                         ("not", not) => {
                             self.takes(size(not), place)?;
                             let texts = listed_texts(not).ok_or_else(|| {
@@ -325,17 +354,18 @@ impl<'a> Translator<'a> {
                             })?;
                             object.excluded.extend(texts.into_iter().map(str::to_owned));
                         }
-                        (
-                            "minLength" | "maxLength" | "title" | "description" | "$comment" | "examples"
-                            | "$id",
-                            _,
-                        ) => {}
-                        (other, _) => return Err(refused(&format!("`{other}` is not supported here"))),
+                        ("minLength" | "maxLength", _) => {}
+                        (other, _) if other == "$ref" || ASSERTING_OF_NAMES.contains(&other) => {
+                            return Err(refused(&format!("`{other}` is not supported here")));
+                        }
+                        // What else there is asserts nothing of a string.
+                        _ => {}
                     }
                 }
             }
             _ => return Err(invalid(place, "a schema")),
         }
+        self.drop_implied(&mut expressions)?;
         let [expression] = &expressions[..] else {
             return if expressions.is_empty() {
                 Ok(())
@@ -357,6 +387,23 @@ impl<'a> Translator<'a> {
         }
         let additional = object.additional.replace(Value::Bool(false)).unwrap_or(Value::Bool(true));
         object.patterns.insert(expression.clone(), additional);
+        Ok(())
+    }
+
+    /// Leaves out expressions that another one of them implies: clients write a `pattern` beside the `format` that it is of.
+    fn drop_implied(&self, expressions: &mut Vec<String>) -> Result<()> {
+        let mut at = 0;
+        while expressions.len() > 1 && at < expressions.len() {
+            if !self.is_in_time(WORK) {
+                self.stop.check(self.limits)?;
+            }
+            let implies = |other: usize| other != at && implies(&expressions[other], &expressions[at]);
+            if (0..expressions.len()).any(implies) {
+                expressions.remove(at);
+            } else {
+                at += 1;
+            }
+        }
         Ok(())
     }
 
@@ -551,6 +598,19 @@ fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
         _ => return None,
     };
     Some(values.iter().filter_map(Value::as_str).collect())
+}
+
+/// Whether every name that the one expression matches is matched by the other; false where that takes too long to find.
+fn implies(one: &str, other: &str) -> bool {
+    let mut builder = RegexBuilder::new();
+    let (Ok(one), Ok(other)) = (builder.mk_regex_for_serach(one), builder.mk_regex_for_serach(other)) else {
+        return false;
+    };
+    let not_other = RegexAst::Not(Box::new(RegexAst::ExprRef(other)));
+    let apart = builder.mk(&RegexAst::And(vec![RegexAst::ExprRef(one), not_other]));
+    apart
+        .and_then(|apart| builder.into_regex_limited(apart, IMPLIES_FUEL))
+        .is_ok_and(|mut apart| apart.always_empty())
 }
 
 /// A core's expression that names are matched by.

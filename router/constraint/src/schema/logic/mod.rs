@@ -129,7 +129,7 @@ pub(super) fn accepts_all(schema: &Value) -> bool {
     schema == &Value::Bool(true) || schema.as_object().is_some_and(Map::is_empty)
 }
 
-fn type_names(value: &Value) -> Option<Vec<&str>> {
+pub(super) fn type_names(value: &Value) -> Option<Vec<&str>> {
     match value {
         Value::String(name) => Some(vec![name]),
         Value::Array(names) => names.iter().map(Value::as_str).collect(),
@@ -137,7 +137,7 @@ fn type_names(value: &Value) -> Option<Vec<&str>> {
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
+pub(super) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",

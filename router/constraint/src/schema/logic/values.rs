@@ -7,6 +7,9 @@ use serde_json::{Map, Value};
 use super::{DEPTH, KINDS, SILENT, Translator, breadth, kind_of, type_names};
 use crate::schema::{Place, format};
 
+/// More values than this are not few.
+const MOST_FEW: usize = 64;
+
 impl<'a> Translator<'a> {
     /// The values of a schema that lists them, or of one that must hold beside it, that it accepts as a whole; None
     /// where it lists none, or where it is not known of one of them.
@@ -35,6 +38,56 @@ impl<'a> Translator<'a> {
             return self.values_within(target.value, target.base, depth + 1);
         }
         members.get("allOf")?.as_array()?.iter().find_map(|part| self.values_within(part, base, depth + 1))
+    }
+
+    /// The values of a schema that lists few, or of which the options do; without those that it is known to refuse.
+    pub(in crate::schema) fn few_values(&self, schema: &Value, place: &Place<'a>) -> Option<Vec<Value>> {
+        let mut found = Vec::new();
+        self.collect_few(schema, place.base, 0, &mut found)?;
+        let mut values: Vec<Value> = Vec::new();
+        for value in found {
+            if !values.iter().any(|other| same(other, &value))
+                && self.accepts(schema, &value, place.base, 0) != Some(false)
+            {
+                values.push(value);
+            }
+        }
+        Some(values)
+    }
+
+    fn collect_few(
+        &self,
+        schema: &Value,
+        base: &'a Value,
+        depth: usize,
+        found: &mut Vec<Value>,
+    ) -> Option<()> {
+        let schema = self.meant(schema);
+        let members = schema.as_object().filter(|_| depth < DEPTH && self.step())?;
+        let kind = members.get("type").and_then(Value::as_str);
+        let listed = match (values_of(members), kind) {
+            (Some(values), _) => values.into_iter().take(MOST_FEW).cloned().collect(),
+            (None, Some("boolean")) => vec![true.into(), false.into()],
+            (None, Some("null")) => vec![Value::Null],
+            _ => Vec::new(),
+        };
+        if !listed.is_empty() {
+            found.extend(listed);
+            return (found.len() < MOST_FEW).then_some(());
+        }
+        if let Some(Value::String(reference)) = members.get("$ref") {
+            let target = self.document.find(reference, base)?;
+            return self.collect_few(target.value, target.base, depth + 1, found);
+        }
+        if let Some(Value::Array(options)) = members.get("anyOf").or(members.get("oneOf")) {
+            return options.iter().try_for_each(|option| self.collect_few(option, base, depth + 1, found));
+        }
+        let parts = members.get("allOf")?.as_array()?;
+        let before = found.len();
+        parts.iter().find_map(|part| {
+            found.truncate(before);
+            self.collect_few(part, base, depth + 1, found)
+        })
     }
 
     /// Whether a schema accepts a value, by JSON schema's rules; None where it says something that is not known here.
