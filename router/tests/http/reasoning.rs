@@ -10,10 +10,10 @@ const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
 /// Opens reasoning unless it is told not to. With a budget it says so there, as Seed-OSS' does.
-const TEMPLATE: &str = "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}{% endfor %}\
+const TEMPLATE: &str = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}\
+    {% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}<|turn|>assistant {% if budget is defined %}{% if budget == 0 %}<think><budget>{% endif %}\
-    {% elif enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}\
-    {# <tool_call> #}";
+    {% elif enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
 
 struct Model {
     served: Served,
