@@ -571,7 +571,8 @@ def test_the_servers_state_is_shown_as_it_is(open_page: Open, slow: Launched) ->
     expect(kv).to_have_text("0.0 %")
     info = wire.get(slow.address, "/info").json()
     generated = slow.metrics().value("penstock_computed_decode_tokens")
-    assert info["generated_tokens"] >= generated > 0
+    # The tokens of two steps that were under way when the client left are nobody's, and the first one is no decode's.
+    assert info["generated_tokens"] + 1 >= generated > 0
 
 
 def show(page: Page, state: str) -> None:

@@ -207,12 +207,16 @@ def test_a_lost_worker_leaves_no_gap(launch: Launch) -> None:
                 events.append(event)
                 if count == 12:
                     kill()
+            numbers = [event["sequence_number"] for event in events if path == RESPONSES]
+            # What breaks the silence of a worker that takes long to come back.
+            events = [
+                event for at, event in enumerate(events) if at < 2 or event["type"] != "response.in_progress"
+            ]
             assert order(events) == order(undisturbed)
             assert [texts(event) for event in events if texts(event)] == [
                 texts(event) for event in undisturbed if texts(event)
             ]
-            if path == RESPONSES:
-                assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert numbers == list(range(len(numbers)))
 
 
 def texts(event: dict[str, Any]) -> str:
