@@ -40,23 +40,23 @@ def generate(address: wire.Address, headers: dict[str, str], **parameters: Any) 
     return tokens[:-1]
 
 
-def as_documented(launched: Launched, tokens: list[int], key: str | None, *salts: str) -> list[str]:
+def as_documented(
+    launched: Launched, tokens: list[int], key: str | None, salt: str | None = None
+) -> list[str]:
     """Names of a request's blocks by the Python of the page, which runs as it stands. `key`: None for a server without keys."""
     headers = {} if key is None else bearer(key)
     info = wire.get(launched.address, "/info", headers=headers).json()
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    if key is None and not salts:
+    if key is None and salt is None:
         # "The second line is left out": it stands by itself, with its comment.
-        code, left_out = re.subn(
-            r"^space = namespace\(\n.*?^\).*?\n", "", code, flags=re.DOTALL | re.MULTILINE
-        )
+        code, left_out = re.subn(r"^space = namespace\(space, .*\n", "", code, flags=re.MULTILINE)
         assert left_out == 1
     names: dict[str, Any] = {
         "model_id": info["model_id"].encode(),
         "revision": (info["revision"] or "").encode(),
         "commit": (info["model_sha"] or "").encode(),
         "api_key": (key or "").encode(),
-        "salts": [salt.encode() for salt in salts],
+        "salt": [] if salt is None else [salt.encode()],
         "block_size": 16,
         "tokens": tokens,
     }
