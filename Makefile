@@ -135,9 +135,9 @@ NO_CLIENTS := --ignore integration-tests/test_clients.py
 
 .PHONY: test-beside
 test-beside: install $(DEVELOPED) client-environments
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile kernels/tests
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist loadfile server/tests
-	$(PYTEST) $(BESIDE) 3 --dist loadfile integration-tests
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist worksteal kernels/tests
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 3 --dist worksteal server/tests
+	$(PYTEST) $(BESIDE) 3 --dist worksteal integration-tests
 
 .PHONY: test-alone
 test-alone: install $(DEVELOPED)
@@ -230,7 +230,7 @@ golden: install $(DEVELOPED) client-environments ## record anew what clients sen
 .PHONY: test-gpu
 test-gpu: install $(DEVELOPED) ## kernels, worker and families on this machine's GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no GPU")'
-	$(BIN)/python -m pytest kernels/tests -k gpu
+	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest kernels/tests -k gpu
 	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest server/tests
 	PENSTOCK_TEST_DEVICE=cuda $(BIN)/python -m pytest integration-tests/parity/test_families.py
 

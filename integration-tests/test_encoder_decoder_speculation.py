@@ -82,6 +82,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", BODIES)
 def test_an_answer_is_the_same_with_drafts_and_without(name: str, served: Served) -> None:
     path, body = BODIES[name]
@@ -117,6 +118,7 @@ def requests() -> list[Ask]:
     return asks
 
 
+@pytest.mark.few(1)
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(served: Served, launch: Launch) -> None:
     """In a cache that has not room for all of them at once."""
     expected = ask_all(served.plain.address, requests())

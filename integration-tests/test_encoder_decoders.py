@@ -244,6 +244,7 @@ def test_eight_at_once_get_what_each_gets_alone(served: Served) -> None:
             assert other.error is None and one.same_as(other)
 
 
+@pytest.mark.few(1)
 def test_streams_go_on_when_the_worker_is_killed(served: Served) -> None:
     requests = [generate(text, 250, repetition_penalty=PENALTY) for text in TEXTS]
     undisturbed = [ask(served.address, request) for request in requests]
@@ -275,6 +276,7 @@ def test_what_does_not_fit_is_refused_by_name(served: Served) -> None:
     assert wire.post(served.address, "/generate", fits).status == 200
 
 
+@pytest.mark.few(2)
 def test_what_contradicts_itself_ends_the_start_with_one_line(served: Served, tmp_path: Path) -> None:
     extra = (
         [(["--quantize", "int8"], "it does not serve float32 weights")] if served.dtype == "float32" else []

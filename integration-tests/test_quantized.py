@@ -145,6 +145,7 @@ def test_the_second_start_maps_what_the_first_has_packed(launch: Launch, tmp_pat
     assert sorted(path.suffix for path in packed.iterdir()) == sorted([".measured", ".packed"] * shards)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("flags", "environment", "says"),
     [

@@ -119,6 +119,7 @@ def test_the_next_turn_begins_with_a_copy_that_a_verify_row_kept(
         assert computed < 64 + 3 * 16 + 8, f"{computed} tokens of {usage}"
 
 
+@pytest.mark.few(1)
 def test_killed_half_way_every_stream_goes_on_as_it_would_have(
     folder: Path, launch: Launch, plain: Launched
 ) -> None:
@@ -133,6 +134,7 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(
     assert launched.metrics().value("penstock_accepted_drafts") > 50
 
 
+@pytest.mark.few(1)
 def test_a_draft_model_drafts_for_it(folder: Path, launch: Launch, plain: Launched, tmp_path: Path) -> None:
     """One with random weights, which is hardly ever right."""
     draft = random_llama(tmp_path / "draft", positions=2048)

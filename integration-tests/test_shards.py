@@ -61,7 +61,6 @@ def disturb(launched: Launched, fault: signal.Signals, rank: int) -> None:
     ("division", "faults"),
     [
         pytest.param(TWO, FAULTS[:1], id="shards"),
-        pytest.param(TWO_ON_TORCH, FAULTS[:1], id="shards on torch"),
         pytest.param(TWO, FAULTS, marks=pytest.mark.tail, id="shards, each lost in each way"),
         pytest.param(
             TWO_ON_TORCH, FAULTS, marks=pytest.mark.tail, id="shards on torch, each lost in each way"

@@ -117,6 +117,7 @@ def test_the_server_says_what_drafts(itself: Launched, drafting: Launched, plain
     assert "speculate_model" not in wire.get(plain, "/info").json()
 
 
+@pytest.mark.tail
 def test_a_worker_on_another_host_drafts_too(launch: Launch, plain: wire.Address, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
     draft = first_layers(tmp_path / "draft", 1)

@@ -157,6 +157,7 @@ def test_guesses_under_a_grammar_are_accepted_beside_what_it_forces(speculating:
     assert steps < 0.8 * tokens, (accepted, forced, tokens, steps)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 def test_a_killed_worker_costs_a_text_with_guesses_under_a_grammar_nothing(name: str, launch: Launch) -> None:
     server = launch(*ON_TORCH, "--speculate", str(DRAFTS)).wait_ready()

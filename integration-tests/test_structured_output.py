@@ -199,6 +199,7 @@ def test_constrained_and_free_requests_run_beside_each_other(exact: wire.Address
         assert text == alone[held]
 
 
+@pytest.mark.tail
 def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> None:
     server: Launched = launch(*ON_TORCH).wait_ready()
     parameters = {"grammar": {"type": "regex", "value": "([a-z]{3,9} ){60}"}, "max_new_tokens": 400}

@@ -193,6 +193,7 @@ def test_what_fails_midway_ends_with_an_error(
     assert (whole.status, whole.json()["error"]["message"]) == (424, error["message"])
 
 
+@pytest.mark.tail
 def test_a_lost_worker_leaves_no_gap(launch: Launch) -> None:
     server: Launched = launch(*ON_TORCH).wait_ready()
     schema = {"type": "string", "pattern": "^([a-z]{3,9} ){60}$"}

@@ -81,7 +81,16 @@ class Served:
         return text
 
 
-@pytest.fixture(scope="module", params=small_tokenizers.KINDS)
+USUAL_KINDS = ("gpt2", "llama2", "llama2 legacy", "unigram bytes")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        kind if kind in USUAL_KINDS else pytest.param(kind, marks=pytest.mark.tail)
+        for kind in small_tokenizers.KINDS
+    ],
+)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("kind")
     folder = small_tokenizers.model(root / "model", request.param)
@@ -244,6 +253,7 @@ def test_a_chat_without_a_template_says_so(served: Served) -> None:
     assert reply.status == 422 and "no chat template" in reply.text
 
 
+@pytest.mark.tail
 def test_a_converted_tokenizer_is_made_once_and_beside_a_folder_that_cannot_be_written(
     tmp_path: Path,
 ) -> None:

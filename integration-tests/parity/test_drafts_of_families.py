@@ -17,6 +17,7 @@ FIRST = (*RECURRENT, "DeepSeek V4", "DeepSeek V4, other rates", "MiniMax M3")
 OTHERS = [family for family in FAMILIES if family not in FIRST and family not in ENCODERS]
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "family", [*FIRST, *(pytest.param(family, marks=pytest.mark.tail) for family in OTHERS)]

@@ -126,6 +126,7 @@ def all_models() -> list[str]:
     return sorted(transformers.MODEL_FOR_CAUSAL_LM_MAPPING._model_mapping)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("model_type", FEW)
 def test_a_model_without_a_recipe_computes_what_transformers_computes(
     model_type: str, tmp_path: Path

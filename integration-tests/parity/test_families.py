@@ -48,6 +48,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         yield pair
 
 
+@pytest.mark.few(45)
 @pytest.mark.parametrize("family", in_turn())
 def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Path, pair: Ranks) -> None:
     from driver import Driver

@@ -134,6 +134,7 @@ def is_served(family: str) -> bool:
     return isinstance(shape, DecoderConfig) and unknown_choice(shape) is None
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if is_served(name)])
 def test_a_family_is_loaded_where_there_is_no_torch(
     family: str, without_torch: subprocess.Popen[str], tmp_path: Path
@@ -183,6 +184,7 @@ def whole(driver: Any, sequence: list[int]) -> Tensor:
     )
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("family", KINDS)
 def test_a_family_is_near_to_fp32_with_every_instruction_set(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +199,7 @@ def test_a_family_is_near_to_fp32_with_every_instruction_set(
             reference.check(logits_V, 0, position, torch.bfloat16)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("quantize", ["", "int4", "int4-g64-zp"])
 def test_a_start_from_packed_weights_computes_the_same(
@@ -217,6 +220,7 @@ def test_a_start_from_packed_weights_computes_the_same(
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     ("quantize", "cached"),

@@ -105,6 +105,7 @@ def in_pieces(driver: RanksDriver, sequence: list[int]) -> Iterator[tuple[int, T
         yield position - 1, driver.last_logits()[0].clone()
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("family", KINDS)
 def test_a_family_in_two_shards_is_near_to_fp32_and_the_same_to_the_last_bit(
     family: str, tmp_path: Path, pair: Ranks

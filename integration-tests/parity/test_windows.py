@@ -48,14 +48,15 @@ def name_of(group: dict[str, Any]) -> str:
     return f"{group['kind']} {group['reach']}" if "reach" in group else str(group["kind"])
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize(
     "family",
     [
         "Mistral, sliding window",
-        pytest.param("Gemma 2", marks=pytest.mark.tail),
-        pytest.param("Gemma 3", marks=pytest.mark.tail),
+        "Gemma 2",
+        "Gemma 3",
         # Its window is a state, and the rest is computed again when it was preempted.
-        pytest.param("DeepSeek V4", marks=pytest.mark.tail),
+        "DeepSeek V4",
     ],
 )
 def test_long_sequences_share_a_small_cache(family: str, tmp_path: Path) -> None:

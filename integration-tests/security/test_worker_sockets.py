@@ -68,6 +68,7 @@ def lose(launched: Launched, rank: int) -> None:
     )
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize(
     "division", [("--num-shard", "2"), pytest.param(("--pipeline-parallel", "2"), marks=pytest.mark.tail)]
 )

@@ -79,6 +79,7 @@ def compare(inputs: list[Tensor], states: ops.StateMetadata, tolerance: float = 
     assert torch.equal(ours_state[stays], state[stays])
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("heads", "size", "values"), [(1, 16, 16), (3, 32, 48), (2, 128, 128), (4, 16, 5), (1, 256, 16)]
 )
@@ -90,6 +91,7 @@ def test_runs_are_advanced(heads: int, size: int, values: int, save: int | None,
         compare(inputs, step([], (0, tokens, 2, save)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("decays", ["none", "strong", "all"])
 @pytest.mark.parametrize("most", [1.0, 2.0])
 @pytest.mark.parametrize("by_channel", [False, True])

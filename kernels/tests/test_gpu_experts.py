@@ -76,6 +76,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_kernels_give_what_the_loop_over_experts_does(case: Case) -> None:
     arguments = made(case)

@@ -84,6 +84,7 @@ def assert_kept(
     assert is_kept_SV.gather(1, logits_SV.argmax(-1, keepdim=True)).all()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", LOGITS)
 def test_truncation_keeps_what_is_defined(name: str) -> None:
     logits = LOGITS[name]
@@ -135,6 +136,7 @@ def exact(logits_SV: Tensor) -> Tensor:
     return cumulated_SV / cumulated_SV[:, -1:]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", LOGITS)
 def test_what_is_drawn_is_where_the_cumulated_distribution_passes(name: str) -> None:
     logits = LOGITS[name]

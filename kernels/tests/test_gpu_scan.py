@@ -285,6 +285,7 @@ def test_operations_come_to_their_kernels(name: str, monkeypatch: pytest.MonkeyP
     assert len(called) == 3
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["selective_scan", "linear_recurrence", "weighted_key_values"])
 @pytest.mark.parametrize("fault", ["wrong", "wrong copies", "no number", "raises"])
 def test_a_kernel_that_is_wrong_is_not_used(name: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

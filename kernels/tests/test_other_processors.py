@@ -23,27 +23,8 @@ HERE = Path(__file__).parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PLAIN = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
 
-# Of the tests that take long a shape or two: all of them are of the tail.
-SHAPES = " or ".join(
-    (
-        "test_attention and 4-2-80 and softcap",
-        "attention_is_that and 4-2-80 and softcap",
-        "products and (40-50 or 160-1060 or 2112-80-2 or 128-50)",
-        "experts_give and int4",
-        "last_bit and [2-",
-    )
-)
-FEW = "test_norms or gated_layers or every_instruction_set or what_is_no_number"
-# By QEMU's name of a processor its instruction sets, and which of the engine's tests it runs, of its best one. BFMMLA takes long there,
-# and beyond products `i8mm` has what `neon` has.
-PROCESSORS = {
-    "max": (
-        "i8mm neon generic",
-        f"({SHAPES}) and i8mm and not pieces_and_beside_others or every_instruction_set",
-    ),
-    "neoverse-n1": ("neon generic", f"({SHAPES} or {FEW}) and neon"),
-    "cortex-a72": ("generic", FEW),
-}
+# By QEMU's name of a processor its instruction sets.
+PROCESSORS = {"max": "i8mm neon generic", "neoverse-n1": "neon generic", "cortex-a72": "generic"}
 
 
 def missing(reason: str) -> NoReturn:
@@ -80,23 +61,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_the_engine_computes_on_arm_what_it_computes_here(program: Path, processor: str) -> None:
-    sets, tests = PROCESSORS[processor]
-    command = [EMULATOR, "-cpu", processor, str(program)]
-    with closing(ServedLibrary(command)) as library:
-        assert library.penstock_cpu_instruction_sets().decode() == sets
-    run_there(command, tests)
-
-
 @pytest.mark.tail
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_all_of_the_engines_tests_pass_on_arm(program: Path, processor: str) -> None:
-    run_there([EMULATOR, "-cpu", processor, str(program)], "not environment")
-
-
-def run_there(command: list[str], tests: str) -> None:
-    """The tests of the engine that have such names."""
+def test_the_engine_computes_on_arm_what_it_computes_here(program: Path, processor: str) -> None:
+    command = [EMULATOR, "-cpu", processor, str(program)]
+    with closing(ServedLibrary(command)) as library:
+        assert library.penstock_cpu_instruction_sets().decode() == PROCESSORS[processor]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(HERE), *sys.path)),
@@ -105,7 +75,7 @@ def run_there(command: list[str], tests: str) -> None:
     }
     draws = HERE.parents[1] / "server" / "tests" / "test_draws.py"
     files = [str(path) for path in (*sorted(HERE.glob("test_cpu_engine*.py")), draws)]
-    options = ["-q", "-p", "other_processor", "-p", "no:cacheprovider", "-k", tests]
+    options = ["-q", "-p", "other_processor", "-p", "no:cacheprovider", "-k", "not environment"]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *files],
         env=environment,

@@ -112,6 +112,7 @@ def with_own(driver: Driver, start: dict[str, Any], tokens: int, is_known: bool,
     return text
 
 
+@pytest.mark.few(6)
 @exact_only
 @pytest.mark.parametrize("is_known", [True, False], ids=["positions", "bounds"])
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -597,6 +598,7 @@ def test_the_doctor_counts_both_models_and_says_what_does_not_fit(target: Path, 
     assert any("one worker" in line for line in divided.problems)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CHI_SQUARE_UNMASKED)
 def test_a_coupled_draft_does_not_change_what_is_drawn(name: str) -> None:
     """100,000 draws, each behind a draft that another distribution drew with the same key: of those that are accepted and of those that

@@ -81,6 +81,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return Driver(checkpoints.write(tmp_path_factory.mktemp("model"), checkpoints.config()))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("exact", [True, False], ids=["positions", "bounds"])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_a_text_is_the_same_with_trees_to_the_last_bit(name: str, exact: bool, driver: Driver) -> None:
@@ -264,6 +265,7 @@ def test_a_path_is_accepted_as_far_as_it_agrees() -> None:
     assert ops.accept_draft_trees(sampled_S, fed_S, parents_S, 2).tolist() == kept
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CHI_SQUARE_UNMASKED)
 def test_trees_do_not_change_what_is_drawn(name: str) -> None:
     """100,000 draws before two drafts of one token: behind either, and where neither was right, the target's distribution."""

@@ -60,6 +60,7 @@ sets: dict[str, set[str]] = {family: set() for family in FAMILIES}
 seen: dict[str, dict[str, str]] = {family: {} for family in FAMILIES}
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize(
     ("short", "runs"), [("fp32", "none"), ("bf16", "none"), *(("bf16", one) for one in SETS)]
 )
@@ -256,6 +257,7 @@ def text_of(
     return text
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("short", "runs"), [("fp32", "none"), ("bf16", "none"), *(("bf16", one) for one in SETS)]
 )
@@ -414,6 +416,7 @@ def test_greedy_text_on_the_engine_is_the_same_alone_in_a_batch_cold_and_warm(
     assert together[2] != together[3]
 
 
+@pytest.mark.few(4)
 @pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantized_weights_and_a_cache_of_8_bits_change_logits_a_little(family: str, tmp_path: Path) -> None:

@@ -536,6 +536,7 @@ def recurrent(folder: Path, operation: str) -> Path:
     return folder
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("operation", RECURRENT)
 def test_recurrences_are_advanced_in_graphs(
     operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]

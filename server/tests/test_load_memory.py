@@ -106,6 +106,7 @@ def test_memory_never_holds_more_than_the_weights_and_a_tenth(large: Path, dtype
     assert peak < 1.1 * weights + FIXED, f"{peak / 1e6:.0f} MB for {weights / 1e6:.0f} MB"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("quantize", ["int8", "int4", "int4-g64-zp"])
 def test_memory_holds_one_layer_in_bf16_beside_quantized_weights(large: Path, quantize: str) -> None:
     try:
@@ -144,6 +145,7 @@ CODED: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", CODED)
 def test_what_is_read_of_codes_and_words_is_let_go_of(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

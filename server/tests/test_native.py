@@ -64,6 +64,7 @@ def whole(driver: Driver, slot: int = 0) -> Tensor:
     )
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("instruction_set", [*SETS, "none"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_in_bf16_is_as_near_to_fp32_as_transformers(
@@ -157,6 +158,7 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
     return float((ours - exact).norm() / exact.norm())
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_quantized_weights_change_every_variants_logits_a_little(name: str, tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path, checkpoints.config(**VARIANTS[name]))

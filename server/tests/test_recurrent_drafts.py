@@ -56,6 +56,7 @@ def guess(rng: Random, expected: list[int]) -> Guess:
     return Guess([token % VOCABULARY for token in made.drafts], made.right)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("exact", [True, False], ids=["positions", "bounds"])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_a_text_is_the_same_with_drafts_to_the_last_bit(name: str, exact: bool, driver: Driver) -> None:

@@ -183,6 +183,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", CASES)
 def test_draws_follow_the_naive_distribution(name: str) -> None:
     row = CASES[name]

@@ -194,6 +194,7 @@ def run(driver: Driver, rng: Random, masks: bool, drafts: bool, samplings: list[
 PLAIN = [name for name in TRAFFIC if "bias" not in TRAFFIC[name]]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
 @pytest.mark.parametrize("masks", [False, True], ids=["free", "masks"])

@@ -84,6 +84,7 @@ def measured(folder: Path, dtype: str, kind: str, slots: int, longest: int) -> t
     return peaks, kept
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(DEVICE != "cpu", reason="measures the process")
 @pytest.mark.parametrize(
     ("dtype", "kind"),
