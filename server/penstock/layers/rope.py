@@ -28,6 +28,8 @@ class RopeConfig:
     original_max_position_embeddings: int
     factor: float = 1.0
     attention_factor: float | None = None
+    # Of yarn: what its magnitude is multiplied with, unless attention_factor replaces it.
+    attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
@@ -180,6 +182,7 @@ def read_rope(
         original_max_position_embeddings=original,
         factor=factor,
         attention_factor=optional("attention_factor"),
+        attn_factor=number("attn_factor", 1.0),
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),
         mscale=optional("mscale"),
