@@ -169,6 +169,45 @@ def test_the_magnitude_of_deepseek_r1_qwen3_is_1() -> None:
     assert magnitude(attention_factor=1.25) == 1.25
 
 
+def test_attention_in_chunks_of_several_positions_ends_a_sequence() -> None:
+    """Of Qwen 2.5 1M and the million tokens of Qwen 3 2507, which vLLM and SGLang compute in longer ones otherwise."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    long: dict[str, Any] = {"max_position_embeddings": 1010000, "dual_chunk_attention_config": chunks}
+
+    def positions(model: str, **changes: Any) -> tuple[int, int]:
+        read = decoder_of(QUOTED[model].whole() | long | changes)
+        return read.max_positions, read.most_positions
+
+    for model in ("Qwen2 7B", "Qwen3 0.6B", "Qwen3 30B A3B"):
+        assert positions(model) == (262144, 262144)
+        assert positions(model, dual_chunk_attention_config=None) == (1010000, 1010000)
+        assert positions(model, max_position_embeddings=32768) == (32768, 32768)
+        assert positions(model, dual_chunk_attention_config=chunks | {"chunk_size": 65536}) == (65536, 65536)
+        only = {"chunk_size": 262144, "local_size": 8192}
+        assert positions(model, dual_chunk_attention_config=only) == (262144, 262144)
+        # A table that goes on does not let these go on.
+        for kind in ("linear", "dynamic"):
+            assert positions(model, rope_scaling={"rope_type": kind, "factor": 2.0}) == (262144, 262144)
+    with pytest.raises(UnusableModel, match="dual_chunk_attention_config is not an object"):
+        positions("Qwen2 7B", dual_chunk_attention_config=262144)
+
+
+def test_how_long_a_linear_table_is_depends_on_what_its_file_calls_its_length() -> None:
+    """DeepSeek-Coder says 16,384 of the length behind the stretch, Vicuna 16k 4,096 of the one before it."""
+
+    def positions(before: int, tokenizer: int) -> tuple[int, int]:
+        table = {"type": "linear", "factor": 4.0, "model_max_length": tokenizer}
+        config = QUOTED["DeepSeek-Coder 1.3B"].whole()
+        read = decoder_of(config | {"max_position_embeddings": before, "rope_scaling": table})
+        return read.max_positions, read.most_positions
+
+    assert positions(16384, 16384) == (16384, 65536)
+    assert positions(4096, 16384) == (16384, 16384)
+    assert positions(4096, 8192) == (8192, 16384)
+    assert positions(4096, 2048) == (4096, 16384)
+    assert positions(4096, 131072) == positions(4096, 0) == (16384, 16384)
+
+
 def test_llama_4_may_have_no_experts() -> None:
     """Llama Guard 4, as transformers' conversion writes it, which calls it the dense one."""
     published = QUOTED["Llama 4 Scout"].whole()
