@@ -530,6 +530,7 @@ LONG_TAIL = frozenset(
             "Solar Open",
             "Hunyuan",
             "Hunyuan 3",
+            "Llama 4 (dense)",
             "nanochat",
             "VaultGemma",
             "Code World Model",

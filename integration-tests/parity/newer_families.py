@@ -478,6 +478,14 @@ NEWER: dict[str, dict[str, Any]] = {
         layer_types=["full_attention", "sliding_attention", "sliding_attention"],
     ),
     "Llama 4": LLAMA_4,
+    # As transformers' conversion writes Llama Guard 4.
+    "Llama 4 (dense)": LLAMA_4
+    | {
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "interleave_moe_layer_step": 0,
+        "moe_layers": [],
+    },
     "Apertus": shaped(
         "ApertusForCausalLM",
         "apertus",

@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, Gemma3TextConfig
 
 from penstock import quantization
 from penstock.errors import UnusableModel
+from penstock.layers.rope_frequencies import frequencies
 from penstock.loading.model_files import dtype_name, eos_ids
 from penstock.models import recipes
 from penstock.models.architectures import RECIPES, architecture_of, architectures
@@ -150,6 +151,90 @@ def test_a_stretch_beside_the_parameters_that_transformers_saved_counts(named: s
     text = {name: value for name, value in saved.items() if name != "architectures"}
     whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
     assert decoder_of(whole | {"text_config": text | {"rope_scaling": scaling}}).ropes == read.ropes
+
+
+def test_the_magnitude_of_deepseek_r1_qwen3_is_1() -> None:
+    """Which its file says in the word of YaRN's own code, vLLM and SGLang; transformers 5.23 passes it by."""
+    published = QUOTED["DeepSeek-R1-0528-Qwen3 8B"].whole()
+    table = published["rope_scaling"]
+
+    def magnitude(**changes: Any) -> float:
+        (rope,) = decoder_of(published | {"rope_scaling": table | changes}).ropes
+        return frequencies(rope, 131072)[1]
+
+    assert magnitude() == pytest.approx(1.0, abs=1e-9)
+    usual = 0.1 * math.log(4) + 1
+    assert magnitude(attn_factor=None) == magnitude(attn_factor=1.0) == pytest.approx(usual, rel=1e-12)
+    assert magnitude(attn_factor=0.5) == pytest.approx(usual / 2, rel=1e-12)
+    assert magnitude(attention_factor=1.25) == 1.25
+
+
+def test_attention_in_chunks_of_several_positions_ends_a_sequence() -> None:
+    """Of Qwen 2.5 1M and the million tokens of Qwen 3 2507, which vLLM and SGLang compute in longer ones otherwise."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    long: dict[str, Any] = {"max_position_embeddings": 1010000, "dual_chunk_attention_config": chunks}
+
+    def positions(model: str, **changes: Any) -> tuple[int, int]:
+        read = decoder_of(QUOTED[model].whole() | long | changes)
+        return read.max_positions, read.most_positions
+
+    for model in ("Qwen2 7B", "Qwen3 0.6B", "Qwen3 30B A3B"):
+        assert positions(model) == (262144, 262144)
+        assert positions(model, dual_chunk_attention_config=None) == (1010000, 1010000)
+        assert positions(model, max_position_embeddings=32768) == (32768, 32768)
+        assert positions(model, dual_chunk_attention_config=chunks | {"chunk_size": 65536}) == (65536, 65536)
+        only = {"chunk_size": 262144, "local_size": 8192}
+        assert positions(model, dual_chunk_attention_config=only) == (262144, 262144)
+        # A table that goes on does not let these go on.
+        for kind in ("linear", "dynamic"):
+            assert positions(model, rope_scaling={"rope_type": kind, "factor": 2.0}) == (262144, 262144)
+    with pytest.raises(UnusableModel, match="dual_chunk_attention_config is not an object"):
+        positions("Qwen2 7B", dual_chunk_attention_config=262144)
+
+
+def test_how_long_a_linear_table_is_depends_on_what_its_file_calls_its_length() -> None:
+    """DeepSeek-Coder says 16,384 of the length behind the stretch, Vicuna 16k 4,096 of the one before it."""
+
+    def positions(before: int, tokenizer: int) -> tuple[int, int]:
+        table = {"type": "linear", "factor": 4.0, "model_max_length": tokenizer}
+        config = QUOTED["DeepSeek-Coder 1.3B"].whole()
+        read = decoder_of(config | {"max_position_embeddings": before, "rope_scaling": table})
+        return read.max_positions, read.most_positions
+
+    assert positions(16384, 16384) == (16384, 65536)
+    assert positions(4096, 16384) == (16384, 16384)
+    assert positions(4096, 8192) == (8192, 16384)
+    assert positions(4096, 2048) == (4096, 16384)
+    assert positions(4096, 131072) == positions(4096, 0) == (16384, 16384)
+
+
+def test_llama_4_may_have_no_experts() -> None:
+    """Llama Guard 4, as transformers' conversion writes it, which calls it the dense one."""
+    published = QUOTED["Llama 4 Scout"].whole()
+    none = dict.fromkeys(("num_local_experts", "num_experts_per_tok", "interleave_moe_layer_step"), 0)
+
+    def read(**changes: Any) -> DecoderConfig:
+        return decoder_of(published | {"text_config": published["text_config"] | changes})
+
+    for dense in (read(**none, moe_layers=[]), read(**none), read(moe_layers=[])):
+        assert not any(layer.experts for layer in dense.layers) and dense.feed_forward == 16384
+    assert all(layer.experts for layer in read().layers)
+    for wrong in ("num_local_experts", "num_experts_per_tok"):
+        with pytest.raises(UnusableModel, match=f"{wrong} is 0, not a positive whole number"):
+            read(**{wrong: 0})
+
+
+def test_llama_4_without_a_size_of_chunks_has_none() -> None:
+    """null, as Llama Guard 4 has it (transformers' pull request 45002); where the field is left out they are its class's."""
+    published = QUOTED["Llama 4 Scout"].whole()
+
+    def windows(text: dict[str, Any]) -> set[Window | None]:
+        return set(decoder_of(published | {"text_config": text}).windows)
+
+    text = published["text_config"]
+    assert windows(text | {"attention_chunk_size": None}) == {None}
+    without = {name: value for name, value in text.items() if name != "attention_chunk_size"}
+    assert windows(without) == {Window(8192, chunked=True), None}
 
 
 def test_a_stretch_is_of_layers_that_attend_to_all() -> None:

@@ -89,6 +89,7 @@ AGAIN: dict[str, tuple[str, ...]] = {
     "head_dim": ("v_head_dim",),
     "hidden_act": ("hidden_activation",),
     "initial_context_length": ("rope_scaling",),
+    "interleave_moe_layer_step": ("moe_layers",),
     "intermediate_size": ("block_ff_dim", "shared_intermediate_size"),
     "layer_norm_epsilon": ("norm_epsilon",),
     "layer_norm_eps": ("rms_norm_eps",),
@@ -224,6 +225,12 @@ def _unused(text: dict[str, Any], read: DecoderConfig) -> list[tuple[bool, froze
         ),
         ("layer_types" in text, _names("max_window_layers use_sliding_window")),
         (family in ("qwen3_moe", "qwen3_next", "dots3_note"), _names("use_sliding_window layer_types")),
+        # Llama 4 without experts, whose width the other field is; the temperature is of layers that are not rotated.
+        (family == "llama4_text" and not experts, _names("intermediate_size")),
+        (
+            family == "llama4_text" and all(layer.rope for layer in read.layers),
+            _names("attn_temperature_tuning attn_scale floor_scale"),
+        ),
         # These have norms of queries and keys, or none, whatever the file says.
         (family in ALWAYS_OR_NEVER_NORMED, _names("use_qk_norm")),
         (not experts, _names("num_experts num_experts_per_tok num_local_experts routed_scaling_factor")),

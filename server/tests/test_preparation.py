@@ -22,22 +22,50 @@ from penstock.parallel.group import TensorGroup
 from penstock.proto import penstock_pb2 as pb
 
 
+def served_length(folder: Path, longest: int) -> int:
+    """The longest sequence that is served where so much is asked for; 0: nothing."""
+    engine = Engine(check_folder(folder), folder, torch.float32, torch.device("cpu"))
+    request = pb.PrepareRequest(max_slots=2, max_step_tokens=32, max_sequence_tokens=longest)
+    request.max_cache_tokens, request.memory_fraction = 512, 0.9
+    preparation.prepare(engine, request)
+    return engine.limits.max_sequence_tokens
+
+
 def test_a_dynamic_rotary_table_is_stretched_as_far_as_its_factor_and_only_if_asked(tmp_path: Path) -> None:
     config = checkpoints.config(
         max_position_embeddings=64, rope_scaling={"rope_type": "dynamic", "factor": 4.0}
     )
     folder = checkpoints.write(tmp_path, config)
-
-    def prepared(longest: int) -> int:
-        engine = Engine(check_folder(folder), folder, torch.float32, torch.device("cpu"))
-        request = pb.PrepareRequest(max_slots=2, max_step_tokens=32, max_sequence_tokens=longest)
-        request.max_cache_tokens, request.memory_fraction = 512, 0.9
-        preparation.prepare(engine, request)
-        return engine.limits.max_sequence_tokens
-
-    assert prepared(0) == 64 and prepared(256) == 256
+    assert served_length(folder, 0) == 64 and served_length(folder, 256) == 256
     with pytest.raises(ValueError, match="max_sequence_tokens is 257, and the model was made for 256"):
-        prepared(257)
+        served_length(folder, 257)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "usual"),
+    [
+        (None, 256),
+        ({}, 256),
+        ({"model_max_length": int(1e30)}, 256),  # as transformers saves what nobody has set
+        ({"model_max_length": 64}, 64),  # DeepSeek-Coder: trained that long, with this stretch
+        ({"model_max_length": 96}, 96),
+        ({"model_max_length": 32}, 64),
+        ({"model_max_length": "long"}, 256),
+    ],
+)
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_a_linear_rotary_table_goes_on_behind_the_tokenizers_length_only_if_asked(
+    name: str, tokenizer: dict[str, Any] | None, usual: int, tmp_path: Path
+) -> None:
+    config = checkpoints.config(
+        max_position_embeddings=64, **{name: {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}
+    )
+    folder = checkpoints.write(tmp_path, config)
+    if tokenizer is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert served_length(folder, 0) == usual and served_length(folder, 256) == 256
+    with pytest.raises(ValueError, match="max_sequence_tokens is 257, and the model was made for 256"):
+        served_length(folder, 257)
 
 
 def test_steps_of_several_tokens_are_measured_however_slow_a_model_is(

@@ -28,6 +28,8 @@ class RopeConfig:
     original_max_position_embeddings: int
     factor: float = 1.0
     attention_factor: float | None = None
+    # Of yarn: what its magnitude is multiplied with, unless attention_factor replaces it.
+    attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float | None = None
@@ -38,6 +40,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     rotated: int = 0  # of proportional: numbers of a head that turn
+    model_max_length: int = 0  # of linear: what tokenizer_config.json says; 0: nothing
     # Of longrope, in place of attention_factor, by the longest sequence.
     short_mscale: float | None = None
     long_mscale: float | None = None
@@ -49,16 +52,25 @@ class RopeConfig:
 
     @property
     def max_positions(self) -> int:
-        """The longest sequence the model was made for. Dynamic tables are as they were trained up to there."""
+        """The longest sequence the model was made for. Dynamic tables are as they were trained up to there.
+
+        Of linear ones `max_position_embeddings` is meant to be the length before the stretch (Vicuna 16k), and is the one behind it in
+        some files (DeepSeek-Coder, which was trained that long): the tokenizer's length tells them apart.
+        """
         if self.variant == "linear":
-            return int(self.max_position_embeddings * self.factor)
+            stretched = self.most_positions
+            return min(stretched, max(self.max_position_embeddings, self.model_max_length or stretched))
         if self.variant == "yarn":
             return max(self.max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
         return self.max_position_embeddings
 
     @property
     def most_positions(self) -> int:
-        """The longest that may be asked for: a dynamic table stretches, for every sequence, if longer ones are to be served."""
+        """The longest that may be asked for: a dynamic table stretches, for every sequence, if longer ones are to be served, and a linear
+        one is stretched for longer sequences than some models were trained with.
+        """
+        if self.variant == "linear":
+            return int(self.max_position_embeddings * self.factor)
         if self.variant == "dynamic":
             return max(self.max_position_embeddings, int(self.max_position_embeddings * self.factor))
         return self.max_positions
@@ -180,6 +192,7 @@ def read_rope(
         original_max_position_embeddings=original,
         factor=factor,
         attention_factor=optional("attention_factor"),
+        attn_factor=number("attn_factor", 1.0),
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),
         mscale=optional("mscale"),
@@ -190,6 +203,7 @@ def read_rope(
         low_freq_factor=number("low_freq_factor", 1.0),
         high_freq_factor=number("high_freq_factor", 4.0),
         rotated=rotated,
+        model_max_length=int(number("model_max_length", 0)),
         short_mscale=optional("short_mscale"),
         long_mscale=optional("long_mscale"),
     )

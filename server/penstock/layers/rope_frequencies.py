@@ -78,9 +78,10 @@ def _yarn_magnitude(config: RopeConfig) -> float:
 
     if config.attention_factor is not None:
         return config.attention_factor
+    # As in YaRN's own code. transformers passes `attn_factor` by; DeepSeek-R1-0528-Qwen3-8B was published with one that makes this 1.
     if config.mscale and config.mscale_all_dim:
-        return magnitude(config.mscale) / magnitude(config.mscale_all_dim)
-    return magnitude(1.0)
+        return config.attn_factor * magnitude(config.mscale) / magnitude(config.mscale_all_dim)
+    return config.attn_factor * magnitude(1.0)
 
 
 def _llama3(config: RopeConfig, plain: F32) -> F32:

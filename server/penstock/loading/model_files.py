@@ -18,6 +18,7 @@ from penstock.errors import UnusableModel
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer_config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
@@ -173,12 +174,31 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises UnusableModel."""
+    """config.json, with what only tokenizer_config.json says of a linear rotary table (see `RopeConfig`): how long a sequence may be. Raises
+    UnusableModel.
+    """
     config = read_json(folder, CONFIG)
     if config is None:
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         raise UnusableModel(f"{folder}: no {CONFIG}{why_no_config(names)}")
+    linear = _linear_tables(config)
+    if linear:
+        longest = (read_json(folder, TOKENIZER) or {}).get("model_max_length")
+        # Where nobody set it transformers saves a number beyond all lengths.
+        if isinstance(longest, int) and not isinstance(longest, bool) and 0 < longest < 1 << 31:
+            for table in linear:
+                table["model_max_length"] = longest
     return config
+
+
+def _linear_tables(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rotary tables of config.json that are stretched at all frequencies alike; not those of single kinds of layers."""
+    found = (
+        part.get(name) for part in whole_and_text(config) for name in ("rope_scaling", "rope_parameters")
+    )
+    return [
+        one for one in found if isinstance(one, dict) and "linear" in (one.get("rope_type"), one.get("type"))
+    ]
 
 
 def why_no_config(names: Collection[str]) -> str:

@@ -530,13 +530,13 @@ class DecoderConfig:
     @property
     def most_positions(self) -> int:
         """Of a sequence that is asked for: linear biases have no end, and are all that tells positions apart; nothing attends in a
-        model whose layers are all recurrent; and dynamic rotary tables stretch.
+        model whose layers are all recurrent; and dynamic rotary tables stretch, or linear ones do already.
         """
         if self.learned_positions:
             return self.max_positions
         if not self.ropes:
             return NO_END if self.slopes or not self.layer_windows else self.max_positions
-        if any(rope.variant != "dynamic" for rope in self.ropes):
+        if self.max_positions < min(rope.max_positions for rope in self.ropes):  # something else ends them
             return self.max_positions
         return max(self.max_positions, min(rope.most_positions for rope in self.ropes))
 

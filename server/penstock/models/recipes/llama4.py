@@ -1,5 +1,6 @@
 """Llama 4: three layers of four are rotated and see their chunk of the context only, the fourth sees all and has a
-temperature; experts read what their weight has scaled, and every token goes to a shared one as well.
+temperature; experts read what their weight has scaled, and every token goes to a shared one as well. Some have no experts (Llama Guard 4,
+MobileLLM-R1) or no chunks.
 """
 
 from dataclasses import replace
@@ -40,16 +41,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     rotated = rotated_layers(fields, read.num_layers)
     default = ["chunked_attention" if here else "full_attention" for here in rotated]
     kinds = fields.attention_kinds(read.num_layers, default, "chunked_attention")
-    size = fields.whole("attention_chunk_size", 8192)
-    width = read.feed_forward
-    experts = ExpertsConfig(
-        fields.count("num_local_experts", default=16),
-        width,
-        ops.Routing(fields.count("num_experts_per_tok", default=1), sigmoid=True),
-        shared_width=width,
-        weighs_input=True,
-    )
+    # null: no chunks, in spite of layers of their kind.
+    size = fields.whole("attention_chunk_size", 0 if "attention_chunk_size" in config else 8192)
     with_experts = expert_layers(fields, read.num_layers)
+    experts = experts_of(fields, read.feed_forward) if with_experts else None
     temperature = None
     if config.get("attn_temperature_tuning", True):  # true, or the 4 of the first releases
         temperature = Temperature(
@@ -75,21 +70,32 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def experts_of(fields: Fields, width: int) -> ExpertsConfig:
+    """Those of every layer that has some."""
+    return ExpertsConfig(
+        fields.count("num_local_experts", default=16),
+        width,
+        ops.Routing(fields.count("num_experts_per_tok", default=1), sigmoid=True),
+        shared_width=width,
+        weighs_input=True,
+    )
+
+
 def rotated_layers(fields: Fields, layers: int) -> list[bool]:
-    """Which layers are rotated: in spite of its name, `no_rope_layers` has a 1 for these."""
+    """Which layers are rotated: in spite of its name, `no_rope_layers` has a 1 for these. It may be longer than there are layers."""
     every = fields.count("no_rope_layer_interval", default=4)
     given = fields.config.get("no_rope_layers") or [int((at + 1) % every != 0) for at in range(layers)]
-    if not isinstance(given, list) or len(given) != layers or set(given) - {0, 1}:
+    if not isinstance(given, list) or len(given) < layers or set(given) - {0, 1}:
         raise UnusableModel(f"config.json: no_rope_layers is not a list of {layers} times 0 or 1")
-    return [bool(here) for here in given]
+    return [bool(here) for here in given[:layers]]
 
 
 def expert_layers(fields: Fields, layers: int) -> set[int]:
-    """The numbers of layers with experts."""
-    step = fields.count("interleave_moe_layer_step", default=1)
+    """The numbers of layers with experts; a step of 0: none has."""
+    step = fields.whole("interleave_moe_layer_step", 1)
     given = fields.config.get("moe_layers")
     if given is None:
-        return set(range(step - 1, layers, step))
+        return set(range(step - 1, layers, step)) if step else set()
     if not isinstance(given, list) or set(given) - set(range(layers)):
         raise UnusableModel(f"config.json: moe_layers is not a list of layers below {layers}")
     return set(given)

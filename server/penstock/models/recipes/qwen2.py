@@ -1,4 +1,6 @@
-"""Qwen 1.5 and 2: Llama with biases of queries, keys and values; the last layers may have a sliding window."""
+"""Qwen 1.5 and 2: Llama with biases of queries, keys and values; the last layers may have a sliding window. Of Qwen 2.5 1M, and of
+what else has dual chunk attention, sequences are as long as one chunk.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ KEYS = llama.KEYS
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
-    return windowed(config, replace(llama.read_config(config), qkv_bias=True))
+    return within_a_chunk(config, windowed(config, replace(llama.read_config(config), qkv_bias=True)))
 
 
 def windowed(config: dict[str, Any], read: DecoderConfig) -> DecoderConfig:
@@ -26,6 +28,18 @@ def windowed(config: dict[str, Any], read: DecoderConfig) -> DecoderConfig:
     kinds = fields.layer_kinds(read.num_layers, default)
     window = Window(fields.count("sliding_window"))
     return read.with_layers(window=[window if kind == "sliding_attention" else None for kind in kinds])
+
+
+def within_a_chunk(config: dict[str, Any], read: DecoderConfig) -> DecoderConfig:
+    """For sequences in which dual chunk attention (An et al., "Training-Free Long-Context Scaling of Large Language Models", 2024) is
+    attention as ever: in longer ones, which are not served, it clips distances and scales scores.
+    """
+    if config.get("dual_chunk_attention_config") is None:
+        return read
+    chunks = Fields(config).part("dual_chunk_attention_config")
+    size = chunks.count("chunk_size", default=8192)
+    original = chunks.whole("original_max_position_embeddings", 0) or size  # 0: scores are not scaled
+    return replace(read, max_positions=min(read.max_positions, size, original))
 
 
 RECIPE = DecoderRecipe(read_config, lambda _: KEYS)
