@@ -332,6 +332,44 @@ def test_who_needs_no_weights_finds_the_rest_in_the_cache_and_asks_for_no_consen
     )
 
 
+def test_a_router_does_not_take_the_last_complete_commit_from_workers_on_its_cache(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    files = {**FILES, "model.safetensors": b"new"}
+    machine.hub.repos["owner/model"] = Repo(files, "b" * 40, branches=("main", "next"))
+    for revision in ([], ["--revision", "next"]):
+        assert machine.run("owner/model", "--without-weights", *revision).folder.name == "b" * 40
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").folder == folder
+    assert machine.run("owner/model", "--without-weights", HF_HUB_OFFLINE="1").folder == folder
+    assert machine.run("owner/model", "--revision", "next").folder.name == "b" * 40
+    machine.hub.repos["owner/model"] = Repo(files, "c" * 40, branches=("main", "next"))
+    assert machine.run("owner/model", "--without-weights", "--revision", "next").folder.name == "c" * 40
+    assert machine.run("owner/model", "--revision", "next", HF_HUB_OFFLINE="1").folder.name == "b" * 40
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_branch_that_another_program_moved_to_an_incomplete_commit_is_no_reason_not_to_serve_a_complete_one(
+    begun: bool, machine: Machine
+) -> None:
+    """`AutoTokenizer.from_pretrained` on the same cache, or a download that was killed."""
+    folder = machine.run("owner/model").folder
+    storage = folder.parents[1]
+    (storage / "refs" / "main").write_text("b" * 40)
+    if begun:
+        newer = storage / "snapshots" / ("b" * 40)
+        newer.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            (newer / name).symlink_to((folder / name).resolve())
+    ended = machine.run("owner/model", HF_HUB_OFFLINE="1")
+    assert ended.folder == folder
+    (warning,) = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
+    assert warning.endswith(f"snapshot {folder.name} of owner/model, the newest that is complete")
+    # Another revision is another model.
+    for revision in ("next", "b" * 40):
+        assert machine.run("owner/model", "--revision", revision, HF_HUB_OFFLINE="1").code == 1
+    (storage / "refs" / "next").write_text("a" * 40)
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").code == 1
+
+
 @pytest.mark.parametrize("down", ["unreachable", "broken"])
 def test_a_hub_that_does_not_answer_is_no_reason_not_to_serve_the_cache(machine: Machine, down: str) -> None:
     folder = machine.run("owner/model").folder
@@ -360,6 +398,28 @@ def test_a_hub_that_answers_the_first_request_only_is_no_reason_not_to_serve_the
     assert len(warnings) == 1 and "the hub answers with status 403" in warnings[0]
     failure = machine.run("owner/model", "--cache-dir", str(machine.home / "empty")).failure
     assert "(the hub answers with status 403), and owner/model is not in the cache" in failure
+
+
+def test_a_file_that_did_not_come_is_told_where_the_library_says_nothing(machine: Machine) -> None:
+    """Of a commit whose list of files nobody has kept, as TGI and older versions of the library leave one, and the hub does not list again."""
+    folder = machine.run("owner/model").folder
+    shutil.rmtree(folder.parents[1] / "trees", ignore_errors=True)
+    (folder / "chat_template.jinja").unlink()
+    machine.hub.faults = [Fault("GET", "/tree/", 403, times=1000)]
+    ended = machine.run("owner/model")
+    assert ended.folder == folder and not (folder / "chat_template.jinja").exists()
+    (warning,) = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
+    assert "(chat_template.jinja did not come): using the cached snapshot" in warning
+    (folder / "model.safetensors").unlink()
+    assert "lacks model.safetensors" in machine.run("owner/model").failure
+    machine.hub.faults.clear()
+    assert names_in(machine.run("owner/model").folder) == NEEDED
+
+
+def test_names_of_files_are_no_patterns(machine: Machine) -> None:
+    name = "additional_chat_templates/tool[1].jinja"
+    machine.hub.repos["owner/model"].files[name] = b"tools"
+    assert name in names_in(machine.run("owner/model").folder)
 
 
 def test_a_page_in_place_of_the_hubs_answers_is_no_reason_not_to_serve_the_cache(machine: Machine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import glob
 import hashlib
 import json
 import logging
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedRandom
 from pathlib import Path
 from typing import Any, TypeVar
@@ -279,7 +280,8 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
                     pool.map(lambda name: persistently(lambda: fetch_resumable(request, commit, name)), left)
                 )
             snapshot(request, commit, begun.weights)
-    remember(request, commit)
+    if request.weights or not has_weights_of_revision(request):
+        remember(request, commit)
     return begun.folder
 
 
@@ -435,12 +437,12 @@ def snapshot(request: Request, commit: str, names: list[str]) -> Path:
     """Fetches what is not yet there and links it into the commit's folder. A branch may move on meanwhile."""
     try:
         with answers_of_the_hub():
-            return Path(
+            folder = Path(
                 snapshot_download(
                     request.repo,
                     revision=commit,
                     cache_dir=request.cache,
-                    allow_patterns=names,
+                    allow_patterns=[glob.escape(name) for name in names],
                     max_workers=PARALLEL_FILES,
                 )
             )
@@ -460,10 +462,17 @@ def snapshot(request: Request, commit: str, names: list[str]) -> Path:
             place = f"{request.cache} or {_xet_folder()}"
             raise OSError(number, one_line(error), place) from error
         raise TransferFailed(one_line(error)) from error
+    # Where the hub does not list the commit's files again, and no earlier download has kept the list, the library gives the folder as it is.
+    missing = next((name for name in names if not (folder / name).exists()), None)
+    if missing is not None:
+        raise TransferFailed(f"{missing} did not come")
+    return folder
 
 
 def remember(request: Request, commit: str) -> None:
-    """What the revision is where the hub does not answer: a commit of which everything is there. As `huggingface_hub` keeps it."""
+    """What the revision is where the hub does not answer: a commit of which everything is there that some server on this cache needs. As
+    `huggingface_hub` keeps it.
+    """
     revision = request.revision or constants.DEFAULT_REVISION
     ref = request.storage / "refs" / revision
     written = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
@@ -545,9 +554,28 @@ def sha256(path: Path) -> str:
 
 
 def cached(request: Request, why: str) -> Path:
-    """A complete snapshot of an earlier download, when the hub does not answer."""
+    """A complete snapshot of an earlier download, when the hub does not answer: of the commit that the revision was then, or else of
+    another. What other programs fetch of a model moves the branch before its files are there, some of which they never want.
+    """
+    named = snapshot_of_revision(request)
+    missing = None if named is None else lacking(request, named)
+    is_whole = named is not None and missing is None
+    folder = named if is_whole else newest_whole(request)
+    if folder is not None:
+        which = "" if is_whole else ", the newest that is complete"
+        write(
+            level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}{which}"
+        )
+        return folder
+    if named is None:
+        raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}")
+    raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
+
+
+def snapshot_of_revision(request: Request) -> Path | None:
+    """What the cache has of the commit that the revision was when it was last fetched."""
     try:
-        folder = Path(
+        return Path(
             snapshot_download(
                 request.repo,
                 revision=request.revision,
@@ -556,21 +584,43 @@ def cached(request: Request, why: str) -> Path:
                 allow_patterns=list(REQUIRED),
             )
         )
-    except LocalEntryNotFoundError as error:
-        raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
+    except LocalEntryNotFoundError:
+        return None
+
+
+def newest_whole(request: Request) -> Path | None:
+    """Of the commits in the cache, for who asks for the usual revision; none that is another revision's."""
+    usual = constants.DEFAULT_REVISION
+    if request.revision not in (None, usual):
+        return None
+    refs = request.storage / "refs"
+    others = {ref.read_text() for ref in refs.rglob("*") if ref.is_file() and ref != refs / usual}
+    snapshots = [path for path in request.storage.glob("snapshots/*/") if path.name not in others]
+    whole = (path for path in snapshots if lacking(request, path) is None)
+    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def lacking(request: Request, folder: Path) -> str | None:
+    """The first file without which a snapshot is not served; None: it is complete."""
     names = {path.name for path in folder.iterdir()}
     weights: list[str] = []
     if request.weights:
+        leads = SINGLE
         try:
-            weights = weight_files(folder, choose_weights(names, request.trusted)[0])
+            leads = choose_weights(names, request.trusted)[0]
+            weights = weight_files(folder, leads)
         except UnusableModel:
             weights = [SINGLE]
+        except Unavailable:  # it does not say what it leads to
+            return f"a sound {leads}"
     tokenizer = older_tokenizer(names) or [TOKENIZER]
-    missing = next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
-    if missing is not None:
-        raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
-    write(level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}")
-    return folder
+    return next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
+
+
+def has_weights_of_revision(request: Request) -> bool:
+    """Whether the cache has all of what the revision was when it was last fetched, of which other servers may read the weights."""
+    folder = snapshot_of_revision(request)
+    return folder is not None and lacking(replace(request, weights=True), folder) is None
 
 
 def cached_instead(request: Request, failure: Unavailable) -> Path:
