@@ -184,14 +184,8 @@ async fn serve(
         report::environment(&interpreter).await;
     }
     let show_progress = environment.stderr_is_terminal && !cli.log.json_output;
-    let wanted = Wanted {
-        args: &cli.model,
-        worker: &cli.worker,
-        num_shard,
-        max_total_tokens: cli.router.max_total_tokens,
-        memory_fraction: Some(cli.router.memory_fraction),
-        weights,
-    };
+    let wanted =
+        Wanted { args: &cli.model, worker: &cli.worker, num_shard, router: Some(&cli.router), weights };
     let config = Config {
         args: cli.router.clone(),
         model_id: named.id(&cli.model),

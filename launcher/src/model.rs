@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
+use penstock_router::config::RouterArgs;
 use serde::Deserialize;
 use tokio::process::Command;
 use tracing::info;
@@ -51,9 +52,8 @@ pub struct Wanted<'a> {
     pub worker: &'a WorkerArgs,
     /// Given or counted.
     pub num_shard: u32,
-    pub max_total_tokens: Option<u32>,
-    /// Of a worker for another host its server says it.
-    pub memory_fraction: Option<f32>,
+    /// The server's limits; of a worker for another host its server says them.
+    pub router: Option<&'a RouterArgs>,
     pub weights: Weights,
 }
 
@@ -317,11 +317,15 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
     if wanted.weights == Weights::Elsewhere {
         command.arg("--without-weights");
     }
-    if let Some(total) = wanted.max_total_tokens {
-        command.args(["--max-total-tokens", &total.to_string()]);
-    }
-    if let Some(fraction) = wanted.memory_fraction {
-        command.args(["--memory-fraction", &fraction.to_string()]);
+    if let Some(router) = wanted.router {
+        command.args(["--memory-fraction", &router.memory_fraction.to_string()]);
+        command.args(["--max-batch-size", &router.max_slots().to_string()]);
+        if let Some(total) = router.max_total_tokens {
+            command.args(["--max-total-tokens", &total.to_string()]);
+        }
+        if let Some(tokens) = router.max_batch_prefill_tokens {
+            command.args(["--max-batch-prefill-tokens", &tokens.to_string()]);
+        }
     }
     for secret in environment.secrets_beside_the_hubs() {
         command.env_remove(secret);
@@ -397,21 +401,28 @@ mod tests {
     }
 
     #[test]
-    fn the_checks_before_a_download_know_the_shards_that_were_counted_and_the_memory() {
-        let (cli, _) = crate::flags::parse(["penstock", "--model-id", "a/b"].map(Into::into)).unwrap();
+    fn the_checks_before_a_download_know_the_shards_that_were_counted_the_memory_and_the_limits_of_steps() {
+        let line = "penstock --model-id a/b --max-total-tokens 4096 --memory-fraction 0.5 --max-batch-size 300 \
+                    --max-concurrent-requests 4 --max-batch-prefill-tokens 512";
+        let (cli, _) = crate::flags::parse(line.split_whitespace().map(Into::into)).unwrap();
         let wanted = Wanted {
             args: &cli.model,
             worker: &cli.worker,
             num_shard: 4,
-            max_total_tokens: Some(4096),
-            memory_fraction: Some(0.5),
+            router: Some(&cli.router),
             weights: Weights::Here,
         };
         let command = hub_command("a/b", &wanted, Path::new("python"), &Environment::read());
         let words: Vec<_> = command.as_std().get_args().map(|word| word.to_str().unwrap()).collect();
         let words = words.join(" ");
-        for pair in ["--num-shard 4", "--max-total-tokens 4096", "--memory-fraction 0.5"] {
-            assert!(words.contains(pair), "{words}");
+        for pair in [
+            "--num-shard 4",
+            "--max-total-tokens 4096",
+            "--memory-fraction 0.5",
+            "--max-batch-size 4",
+            "--max-batch-prefill-tokens 512",
+        ] {
+            assert!(format!("{words} ").contains(&format!("{pair} ")), "{words}");
         }
         let quiet = ("HF_HUB_DISABLE_TELEMETRY".as_ref(), Some("1".as_ref()));
         assert!(command.as_std().get_envs().any(|variable| variable == quiet), "hf_xet reports downloads");

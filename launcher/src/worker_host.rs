@@ -192,8 +192,7 @@ async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String
         args: &host.model,
         worker: &host.worker,
         num_shard: host.worker.num_shard.unwrap_or(1),
-        max_total_tokens: None,
-        memory_fraction: None,
+        router: None,
         weights: Weights::Here,
     };
     let model = model::obtain(named, &wanted, &interpreter, &spawner, environment, show_progress).await?;

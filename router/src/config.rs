@@ -17,6 +17,9 @@ use crate::address::Network;
 use crate::allowed_host::AllowedHost;
 use crate::http::chats::formats::{FormatFlag, parse_reasoning_format, parse_tool_format};
 
+/// What `--max-batch-size` is where nobody says it.
+const BATCH_SIZE: u32 = 256;
+
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
 pub struct RouterArgs {
@@ -258,6 +261,11 @@ impl Config {
 }
 
 impl RouterArgs {
+    /// The most sequences of a step, of whichever model.
+    pub fn max_slots(&self) -> u32 {
+        self.max_batch_size.unwrap_or(BATCH_SIZE).min(self.max_concurrent_requests)
+    }
+
     /// Whether clients need a key.
     pub fn is_guarded(&self) -> bool {
         !self.api_key.is_empty() || self.api_key_file.is_some()

@@ -46,7 +46,6 @@ use crate::telemetry::metrics;
 
 /// Steps of this many tokens keep a GPU busy; more only makes running streams wait.
 const STEP_TOKENS: u32 = 2048;
-const BATCH_SIZE: u32 = 256;
 /// Each takes a row of logits in the workers' memory.
 const STEP_DRAFTS: u32 = 64;
 /// Of a model with recurrent layers each takes memory for a state as well: without speculation it has so many.
@@ -378,7 +377,7 @@ fn starting(health: &HealthSender, what: &str) {
 
 fn prepare_limits(args: &RouterArgs, model: &ModelDescription) -> Result<PrepareLimits, FlagError> {
     let max_sequence_tokens = limits::asked_sequence_tokens(args, model)?;
-    let max_slots = args.max_batch_size.unwrap_or(BATCH_SIZE).min(args.max_concurrent_requests);
+    let max_slots = args.max_slots();
     let max_step_tokens = limits::max_step_tokens(args, model, max_slots, STEP_TOKENS)?;
     // Each of them feeds a token in a step.
     let max_slots = max_slots.min(max_step_tokens);

@@ -43,7 +43,9 @@ def main() -> int:
         "--meets-elsewhere", action="store_true", help="whether shards meet at --master-addr,"
     )
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="the memory that may be taken,")
-    parser.add_argument("--max-total-tokens", type=int, help="and the longest sequence")
+    parser.add_argument("--max-total-tokens", type=int, help="the longest sequence,")
+    parser.add_argument("--max-batch-size", type=int, help="sequences of a step, and")
+    parser.add_argument("--max-batch-prefill-tokens", type=int, help="its tokens")
     arguments = parser.parse_args()
     request = client.Request(
         arguments.repo,
@@ -74,7 +76,7 @@ def main() -> int:
 
 def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """What the doctor has against serving the folder."""
-    from penstock.doctor.examination import Question, examine
+    from penstock.doctor.examination import SLOTS, Question, examine
 
     question = Question(
         shards=arguments.num_shard,
@@ -85,6 +87,8 @@ def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
         stages=arguments.pipeline_parallel,
         implementation=arguments.model_impl,
         longest=arguments.max_total_tokens,
+        slots=arguments.max_batch_size or SLOTS,
+        step_tokens=arguments.max_batch_prefill_tokens,
         quantize=arguments.quantize,
         quantize_head=arguments.quantize_head,
         cache_dtype=arguments.kv_cache_dtype,

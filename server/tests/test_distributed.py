@@ -14,6 +14,10 @@ LOST = [
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:52146",
     "[gloo/transport/tcp/pair.cc:598] Read error [127.0.0.1]:1: Connection reset by peer",
     "writev [127.0.0.1]:4711: Broken pipe",
+    "[gloo/transport/tcp/pair.cc:598] Read error [10.0.0.2]:4711: Connection timed out",
+    "[gloo/transport/tcp/pair.cc:598] Read error [10.0.0.2]:4711: No route to host",
+    "[gloo/transport/tcp/pair.cc:598] Read error [10.0.0.2]:4711: Host is down",
+    "writev [10.0.0.2]:4711: Network is unreachable",
     "NCCL error: remote process exited or there was a network error, NCCL version 2.27.3\nncclRemoteError: ...",
     "failed to recv, got 0 bytes",
 ]

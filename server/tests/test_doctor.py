@@ -427,6 +427,26 @@ def test_of_a_long_context_what_fits_is_served_and_a_length_that_is_asked_for_ha
     assert less.fits[0].sequences < report.fits[0].sequences
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_server_that_is_told_to_take_little_at_once_needs_less_memory(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lowers the limits of a step does that because memory is short."""
+    config = checkpoints.config(vocab_size=200_000, torch_dtype=dtype, max_position_embeddings=8192)
+    folder = write(tmp_path / "model", config)
+    asked = Question(device="cpu", dtype=dtype, longest=8192)
+    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, 2 << 30))
+    roomy = examine(folder, asked)
+    assert roomy.would_serve, roomy.problems
+    assert roomy.cache_bytes_per_shard is not None
+    taken = (2 << 30) - roomy.cache_bytes_per_shard
+    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, taken))
+    (problem,) = examine(folder, asked).problems
+    assert "memory has room for" in problem or "memory is too small" in problem
+    small = replace(asked, slots=4, step_tokens=64)
+    assert examine(folder, small).would_serve, examine(folder, small).problems
+
+
 def test_a_draft_model_needs_positions_for_what_memory_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -552,6 +572,9 @@ def test_before_a_large_download_the_doctor_is_asked(served: Hub, tmp_path: Path
     )
     little = download(served, tmp_path, "--memory-fraction", "1e-9").stdout.splitlines()[-1]
     assert "memory is too small" in json.loads(little)["failed"]
+    large = ("--max-batch-size", "50000000", "--max-batch-prefill-tokens", "50000000")
+    steps = download(served, tmp_path, *large).stdout.splitlines()[-1]
+    assert "memory is too small" in json.loads(steps)["failed"]
     # A small one is fetched at once; the worker finds the same.
     del repo.sizes["model.safetensors"]
     assert download(served, tmp_path, "--num-shard", "3").returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from huggingface_hub import constants, file_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import WeakFileLock
 
-from hub_server import Fault, Hub, Repo
+from hub_server import Fault, Hub, Repo, etag
 from penstock.hub import client
 
 CONFIG = b'{"model_type": "llama"}'
@@ -226,6 +227,156 @@ def test_pieces_that_do_not_fit_are_noticed(machine: Machine) -> None:
     assert (machine.run("owner/model").folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@dataclass
+class Server:
+    """One of two, each a thread here, that fetch the same file into one cache."""
+
+    hub: Hub
+    request: client.Request
+
+    def fetch(self) -> None:
+        client.fetch_resumable(self.request, "a" * 40, "model.safetensors")
+
+    def begin(self) -> tuple[Thread, Path]:
+        """The hub's answer stops after a piece. It ends, and the rest is asked for, with `end`."""
+        self.hub.cut_after, self.hub.cuts, self.hub.hold = PIECE + 1000, 1, threading.Event()
+        first = Thread(self.fetch)
+        assert self.hub.holding.wait(60)
+        partial = wait_for_partial(self.request.cache, PIECE - (1 << 20))
+        return first, partial
+
+    def end(self, *threads: Thread) -> None:
+        assert self.hub.hold is not None
+        self.hub.hold.set()
+        for thread in threads:
+            thread.ended()
+        (blob,) = (self.request.storage / "blobs").iterdir()
+        assert blob.name == client.sha256(blob)
+
+    def transfers(self) -> list[str | None]:
+        return [seen.range for seen in self.hub.seen if seen.method == "GET" and "/content/" in seen.path]
+
+
+class Thread(threading.Thread):
+    """Whose failure is the test's, and which has files of its own as a process has."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name=os.urandom(4).hex())
+        self._work = work
+        self._failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as failure:
+            self._failure = failure
+
+    def ended(self) -> None:
+        self.join(60)
+        assert not self.is_alive()
+        if self._failure is not None:
+            raise self._failure
+
+
+@pytest.fixture
+def on_network(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A cache on a file system whose locks say nothing of other machines."""
+    use_in_process(machine.hub, monkeypatch)
+    monkeypatch.setattr(client, "has_binding_locks", lambda _: False)
+    monkeypatch.setattr(client, "TURN_SECONDS", 0.01)
+
+    def own_file(blob: Path) -> Path:
+        return blob.with_name(f"{blob.name}.{threading.current_thread().name}{client.UNFINISHED}")
+
+    monkeypatch.setattr(client, "own_file", own_file)
+    return Server(machine.hub, client.Request("owner/model", None, tmp_path / "hub"))
+
+
+def test_where_locks_bind_nobody_a_server_waits_for_the_one_that_fetches(
+    on_network: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`flock` succeeds for every node on Lustre and GPFS, and on NFS that is mounted with `local_lock`."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    first, _ = on_network.begin()
+    second = Thread(on_network.fetch)
+    second.join(0.3)
+    assert second.is_alive() and on_network.transfers() == [None]
+    on_network.end(first, second)
+    assert on_network.transfers() == [None, f"bytes={PIECE}-"]
+
+
+@pytest.mark.parametrize("is_first_to_end", [True, False])
+def test_a_server_that_was_silent_for_long_and_lives_is_no_loss(
+    is_first_to_end: bool, on_network: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had is taken over. What it still writes there is the same, and no name of it is published."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    first, partial = on_network.begin()
+    os.utime(partial, (1, 1))
+    if is_first_to_end:  # of what the second has taken over, before it has all
+        fetch_rest, taken, go_on = client.fetch_rest, threading.Event(), threading.Event()
+
+        def waits(*given: Any) -> int:
+            taken.set()
+            assert go_on.wait(60)
+            return fetch_rest(*given)
+
+        monkeypatch.setattr(client, "fetch_rest", waits)
+        second = Thread(on_network.fetch)
+        assert taken.wait(60) and not partial.exists()
+        assert on_network.hub.hold is not None
+        on_network.hub.hold.set()
+        first.join(3)
+        assert first.is_alive(), "it waits for the other one"
+        go_on.set()
+    else:
+        second = Thread(on_network.fetch)
+        second.ended()
+    on_network.end(first, second)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EWOULDBLOCK])
+def test_a_lock_that_cannot_be_had_is_not_waited_for_for_ever(
+    number: int, on_network: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are none, and a marker in its place is of a process that was killed; or it is of a host that is gone."""
+
+    def refuses(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    monkeypatch.setattr(client, "QUIET_SECONDS", 0.5)
+    blob = on_network.request.storage / "blobs" / etag(WEIGHTS)
+    blob.parent.mkdir(parents=True)
+    blob.with_name(f"{blob.name}.penstock.lock").write_text("4711\nanother-host\n")
+    left = blob.with_name(f"{blob.name}.0a1b2c3d.penstock.incomplete")
+    left.write_bytes(WEIGHTS[:PIECE])
+    on_network.hub.hold = threading.Event()
+    on_network.end(Thread(on_network.fetch))
+    assert on_network.transfers() == [f"bytes={PIECE}-"], "what the killed one had is gone on with"
+
+
+def test_locks_bind_everybody_on_disks_of_the_machine_only() -> None:
+    mounts = """\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 27 0:45 / /data rw,relatime shared:3 - nfs4 server:/export rw,vers=4.2,local_lock=none
+41 27 254:1 / /data/own\\040disk rw,relatime - xfs /dev/vdb rw
+42 27 0:46 / /scratch rw - ext4 /dev/vdc rw
+43 42 0:47 / /scratch rw - lustre mgs@tcp:/fs rw,flock
+"""
+    for place, found in (
+        ("/home", "ext4"),
+        ("/data/hub", "nfs4"),
+        ("/database", "ext4"),
+        ("/data/own disk/hub", "xfs"),
+        ("/scratch/hub", "lustre"),
+    ):
+        assert client.file_system(Path(place), mounts) == found
+    assert client.file_system(Path("/data"), "") == ""
+    assert "xfs" in client.DISKS and not {"nfs4", "lustre", ""} & client.DISKS
+
+
 def test_a_revision_is_a_branch_or_a_commit(machine: Machine) -> None:
     machine.hub.repos["owner/model"].branches = ("main", "next")
     assert machine.run("owner/model", "--revision", "next").folder.name == "a" * 40
@@ -332,6 +483,44 @@ def test_who_needs_no_weights_finds_the_rest_in_the_cache_and_asks_for_no_consen
     )
 
 
+def test_a_router_does_not_take_the_last_complete_commit_from_workers_on_its_cache(machine: Machine) -> None:
+    folder = machine.run("owner/model").folder
+    files = {**FILES, "model.safetensors": b"new"}
+    machine.hub.repos["owner/model"] = Repo(files, "b" * 40, branches=("main", "next"))
+    for revision in ([], ["--revision", "next"]):
+        assert machine.run("owner/model", "--without-weights", *revision).folder.name == "b" * 40
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").folder == folder
+    assert machine.run("owner/model", "--without-weights", HF_HUB_OFFLINE="1").folder == folder
+    assert machine.run("owner/model", "--revision", "next").folder.name == "b" * 40
+    machine.hub.repos["owner/model"] = Repo(files, "c" * 40, branches=("main", "next"))
+    assert machine.run("owner/model", "--without-weights", "--revision", "next").folder.name == "c" * 40
+    assert machine.run("owner/model", "--revision", "next", HF_HUB_OFFLINE="1").folder.name == "b" * 40
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_branch_that_another_program_moved_to_an_incomplete_commit_is_no_reason_not_to_serve_a_complete_one(
+    begun: bool, machine: Machine
+) -> None:
+    """`AutoTokenizer.from_pretrained` on the same cache, or a download that was killed."""
+    folder = machine.run("owner/model").folder
+    storage = folder.parents[1]
+    (storage / "refs" / "main").write_text("b" * 40)
+    if begun:
+        newer = storage / "snapshots" / ("b" * 40)
+        newer.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            (newer / name).symlink_to((folder / name).resolve())
+    ended = machine.run("owner/model", HF_HUB_OFFLINE="1")
+    assert ended.folder == folder
+    (warning,) = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
+    assert warning.endswith(f"snapshot {folder.name} of owner/model, the newest that is complete")
+    # Another revision is another model.
+    for revision in ("next", "b" * 40):
+        assert machine.run("owner/model", "--revision", revision, HF_HUB_OFFLINE="1").code == 1
+    (storage / "refs" / "next").write_text("a" * 40)
+    assert machine.run("owner/model", HF_HUB_OFFLINE="1").code == 1
+
+
 @pytest.mark.parametrize("down", ["unreachable", "broken"])
 def test_a_hub_that_does_not_answer_is_no_reason_not_to_serve_the_cache(machine: Machine, down: str) -> None:
     folder = machine.run("owner/model").folder
@@ -360,6 +549,28 @@ def test_a_hub_that_answers_the_first_request_only_is_no_reason_not_to_serve_the
     assert len(warnings) == 1 and "the hub answers with status 403" in warnings[0]
     failure = machine.run("owner/model", "--cache-dir", str(machine.home / "empty")).failure
     assert "(the hub answers with status 403), and owner/model is not in the cache" in failure
+
+
+def test_a_file_that_did_not_come_is_told_where_the_library_says_nothing(machine: Machine) -> None:
+    """Of a commit whose list of files nobody has kept, as TGI and older versions of the library leave one, and the hub does not list again."""
+    folder = machine.run("owner/model").folder
+    shutil.rmtree(folder.parents[1] / "trees", ignore_errors=True)
+    (folder / "chat_template.jinja").unlink()
+    machine.hub.faults = [Fault("GET", "/tree/", 403, times=1000)]
+    ended = machine.run("owner/model")
+    assert ended.folder == folder and not (folder / "chat_template.jinja").exists()
+    (warning,) = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
+    assert "(chat_template.jinja did not come): using the cached snapshot" in warning
+    (folder / "model.safetensors").unlink()
+    assert "lacks model.safetensors" in machine.run("owner/model").failure
+    machine.hub.faults.clear()
+    assert names_in(machine.run("owner/model").folder) == NEEDED
+
+
+def test_names_of_files_are_no_patterns(machine: Machine) -> None:
+    name = "additional_chat_templates/tool[1].jinja"
+    machine.hub.repos["owner/model"].files[name] = b"tools"
+    assert name in names_in(machine.run("owner/model").folder)
 
 
 def test_a_page_in_place_of_the_hubs_answers_is_no_reason_not_to_serve_the_cache(machine: Machine) -> None:
@@ -597,19 +808,19 @@ def use_in_process(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("major", "age", "held", "stays"),
+    ("on_disk", "age", "held", "stays"),
     [
-        (8, 0, False, False),
-        (8, 7200, True, True),
-        (0, 0, False, True),
-        (0, 7200, False, False),
-        (0, 7200, True, True),
+        (True, 0, False, False),
+        (True, 7200, True, True),
+        (False, 0, False, True),
+        (False, 7200, False, False),
+        (False, 7200, True, True),
     ],
 )
 def test_what_the_library_left_is_removed_where_nobody_can_be_writing_to_it(
-    major: int, age: int, held: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_disk: bool, age: int, held: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "major", lambda _: major)
+    monkeypatch.setattr(client, "has_binding_locks", lambda _: on_disk)
     request = client.Request("owner/model", None, tmp_path)
     blobs, locks = request.storage / "blobs", tmp_path / ".locks" / "models--owner--model"
     blobs.mkdir(parents=True)
@@ -631,7 +842,7 @@ def test_what_the_library_writes_to_has_the_name_and_the_lock_that_are_looked_fo
 ) -> None:
     """Those of the version that is installed."""
     use_in_process(machine.hub, monkeypatch)
-    monkeypatch.setattr(os, "major", lambda _: 8)
+    monkeypatch.setattr(client, "has_binding_locks", lambda _: True)
     request = client.Request("owner/model", None, tmp_path / "hub")
     written: list[Path] = []
     fetch = file_download.http_get

@@ -186,6 +186,18 @@ def test_servers_that_start_at_once_write_one_whole_file(model: Path, folder: Pa
     assert torch.equal(logits(start(model, folder, quantize="int8")), logits(drivers[0]))
 
 
+def test_what_a_server_that_was_ready_earlier_has_written_is_not_written_again(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be mapped by now, and the disk may have room for one."""
+    first, second = (start(model, folder, quantize="int8") for _ in range(2))
+    kept(first)
+    written = only_file(folder).stat().st_ino
+    lines(capsys)
+    kept(second)
+    assert only_file(folder).stat().st_ino == written and lines(capsys) == []
+
+
 def test_a_file_that_somebody_writes_is_theirs_and_what_was_left_behind_is_removed(
     model: Path, folder: Path
 ) -> None:
@@ -300,8 +312,9 @@ def test_a_changed_model_is_packed_anew(
 ) -> None:
     kept(start(model, folder))
     change(model)
-    is_packed_anew(model, folder, "is of another version of the model or of Penstock", "INFO", capsys)
-    only_file(folder)  # in the place of the one before
+    before = only_file(folder)
+    is_packed_anew(model, folder, "is of another version of the model", "INFO", capsys)
+    assert sum(path != before for path in folder.iterdir()) == 1
 
 
 def test_another_version_of_penstock_or_instruction_set_has_a_file_of_its_own(
@@ -329,6 +342,79 @@ def test_another_version_of_penstock_or_instruction_set_has_a_file_of_its_own(
     assert len({first, second, third}) == 3 == len(list(folder.iterdir()))
 
 
+def age(path: Path) -> None:
+    """As if no start had used it for more than seven days."""
+    long_ago = time.time() - 7 * 86_400 - 60
+    os.utime(path, (long_ago, long_ago))
+
+
+def snapshot(hub: Path, commit: str, files: Path) -> Path:
+    """A commit in the hub's cache, whose files are links to content."""
+    folder = hub / "models--o--n" / "snapshots" / (commit * 40)
+    folder.mkdir(parents=True)
+    for file in files.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def test_a_commit_that_leaves_the_weights_as_they_were_is_mapped(
+    model: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of a README, say: the hub's cache has another folder for it, with links to the same files."""
+    kept(start(snapshot(tmp_path, "a", model), folder, quantize="int8"))
+    assert only_file(folder).name.startswith("models--o--n-int8-")
+    lines(capsys)
+    start(snapshot(tmp_path, "b", model), folder, quantize="int8")
+    ((_, said),) = lines(capsys)
+    assert said.startswith("packed weights are mapped from ")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_packed_of_an_earlier_commit_is_removed_once_nobody_uses_it(
+    full: bool, model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = snapshot(tmp_path, "a", model)
+    kept(start(first, folder))
+    before = only_file(folder)
+    config = checkpoints.config(num_hidden_layers=2)
+    newer = checkpoints.write(tmp_path / "newer", config, checkpoints.tensors(config, seed=7))
+    second = snapshot(tmp_path, "b", newer)
+    gc.collect()
+    if full:
+        usage = shutil.disk_usage(folder)
+        free = {True: 1 << 20, False: 1 << 40}
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free[before.exists()]))
+    else:
+        kept(start(second, folder))
+        assert before.exists(), "both commits may be served"
+        (after,) = set(folder.iterdir()) - {before}
+        after.unlink()
+        age(before)
+    kept(start(second, folder))
+    assert only_file(folder) != before and first.exists()
+
+
+def test_models_that_two_containers_have_at_one_path_have_a_file_each(
+    model: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`/model` is what most mount, and the volume is one."""
+    config = checkpoints.config(num_hidden_layers=1)
+    one, other = tmp_path / "one", checkpoints.write(tmp_path / "other", config)
+    kept(start(model, folder))
+    model.rename(one)
+    other.rename(model)
+    kept(start(model, folder))
+    assert len(list(folder.iterdir())) == 2
+    for mounted in (model, one):
+        if mounted == one:
+            model.rename(other)
+            one.rename(model)
+        lines(capsys)
+        start(model, folder)
+        ((_, said),) = lines(capsys)
+        assert said.startswith("packed weights are mapped from "), said
+
+
 def test_what_another_version_has_packed_is_removed_once_nobody_uses_it(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,11 +422,10 @@ def test_what_another_version_has_packed_is_removed_once_nobody_uses_it(
     first = only_file(folder)
     measured = first.with_suffix(packed_cache.MEASURED)
     measured.touch()
-    long_ago = time.time() - 7 * 86_400 - 60
-    os.utime(first, (long_ago, long_ago))
+    age(first)
     using: Driver | None = start(model, folder)
     assert first.stat().st_mtime > time.time() - 60, "a start has used it"
-    os.utime(first, (long_ago, long_ago))
+    age(first)
     monkeypatch.setattr(packed_cache, "_code", lambda: "of tomorrow")
     kept(start(model, folder))
     assert first.exists(), "somebody has it mapped"
@@ -552,13 +637,27 @@ def test_packed_weights_of_all_ranks_on_a_machine_have_to_fit(
         entry.find(TensorGroup(0, 2, neighbours=2, free_bytes=free))
 
 
-def test_files_of_models_that_are_gone_are_removed(model: Path, folder: Path, tmp_path: Path) -> None:
+def test_files_of_models_that_are_gone_are_removed_once_nobody_uses_them(
+    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another container, which sees the folder, may share the volume: neither a fresh file nor a mapped one is taken from it."""
     gone = checkpoints.write(tmp_path / "gone", checkpoints.config(num_hidden_layers=1))
     kept(start(gone, folder))
+    its = only_file(folder)
     (folder / "notes.txt").touch()
+    using: Driver | None = start(gone, folder)
     shutil.rmtree(gone)
     kept(start(model, folder))
-    assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["a_model", "notes.txt"]
+    assert its.exists(), "a start has used it a moment ago"
+    age(its)
+    monkeypatch.setattr(packed_cache, "_code", lambda: "of tomorrow")
+    kept(start(model, folder))
+    assert its.exists(), "somebody has it mapped"
+    del using
+    gc.collect()
+    monkeypatch.setattr(packed_cache, "_code", lambda: "of the day after")
+    kept(start(model, folder))
+    assert {path.name.split("-")[0] for path in folder.iterdir()} == {"a_model", "notes.txt"}
 
 
 def test_the_usual_folder_is_beside_the_hubs_cache(monkeypatch: pytest.MonkeyPatch) -> None:

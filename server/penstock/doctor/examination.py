@@ -72,6 +72,8 @@ class Question:
     stages: int = 1
     implementation: str = "auto"
     longest: int | None = None  # tokens of a sequence (--max-total-tokens); None: as the model has it
+    slots: int = SLOTS  # sequences of a step
+    step_tokens: int | None = None  # tokens of a step (--max-batch-prefill-tokens); None: as is usual
     # The program whose router reads the model's texts; without it they are not looked into.
     launcher: Path | None = None
     quantize: str = ""
@@ -513,7 +515,8 @@ def memory(
         """For caches, where sequences have up to that many tokens."""
         working = step_bytes(shape, dtype, device, context, question, report)
         if drafting is not None:
-            working += draft_step_bytes(drafting.shape, dtype, device, context, report)
+            limits = step_limits(shape, question)
+            working += draft_step_bytes(drafting.shape, dtype, device, limits, context, report)
         return spare(left, device, question.memory_fraction, held, working)
 
     def sequences(context: int, free: int, longest: int) -> int:
@@ -541,7 +544,7 @@ def memory(
     report.cache_groups = cache_groups(shape, tables, group, row_bytes, dtype.itemsize)
     if state:
         try:
-            count_snapshots(state, SLOTS, report.cache_bytes_per_shard)
+            count_snapshots(state, step_limits(shape, question)[0], report.cache_bytes_per_shard)
         except TooLittleMemory as error:  # only of a server that is not told otherwise
             report.warnings.append(str(error))
     contexts = {longest}
@@ -575,25 +578,36 @@ def asked_length(shape: ModelConfig, question: Question) -> int:
     return longest if shape.positions_go_on else min(longest, shape.max_positions)
 
 
+def step_limits(shape: ModelConfig, question: Question) -> tuple[int, int]:
+    """Sequences and tokens of a step, as the router asks a worker for them (`prepare_limits`)."""
+    tokens = question.step_tokens or STEP_TOKENS
+    if question.step_tokens is None and not shape.has_encoder:  # which reads an input in one step
+        tokens = min(tokens, asked_length(shape, question))
+    return min(question.slots, tokens), tokens
+
+
 def step_bytes(
     shape: ModelConfig, dtype: Any, device: Any, context: int, question: Question, report: Report
 ) -> int:
     """What the largest step needs, of sequences that have up to `context` tokens."""
+    limits = step_limits(shape, question)
     if report.engine == CPU_ENGINE:
-        return engine_working_bytes(shape, threads_of(0), SLOTS, STEP_TOKENS, context)
+        return engine_working_bytes(shape, threads_of(0), *limits, context)
     drafts = 0
     if device.type == "cuda":
         drafts = STEP_DRAFTS_OF_STATES if shape.has_state else STEP_DRAFTS
     exact, ranks = question.deterministic, question.processes
-    return torch_step_bytes(shape, dtype, device, exact, ranks, SLOTS, STEP_TOKENS, context, drafts)
+    return torch_step_bytes(shape, dtype, device, exact, ranks, *limits, context, drafts)
 
 
-def draft_step_bytes(shape: ModelConfig, dtype: Any, device: Any, context: int, report: Report) -> int:
-    """The same of a draft model."""
-    tokens = draft_model.fed_at_once(SLOTS, STEP_TOKENS)
+def draft_step_bytes(
+    shape: ModelConfig, dtype: Any, device: Any, limits: tuple[int, int], context: int, report: Report
+) -> int:
+    """The same of a draft model, with the `step_limits` of the model that it drafts for."""
+    slots, tokens = limits[0], draft_model.fed_at_once(*limits)
     if report.engine == CPU_ENGINE:
-        return engine_working_bytes(shape, threads_of(0), SLOTS, tokens, context)
-    return working_bytes(shape, dtype, device, SLOTS, tokens, context)
+        return engine_working_bytes(shape, threads_of(0), slots, tokens, context)
+    return working_bytes(shape, dtype, device, slots, tokens, context)
 
 
 def text(folder: Path, config: dict[str, Any], question: Question, report: Report) -> None:

@@ -7,12 +7,15 @@ them; the protocol is `huggingface_hub`'s. Says how it goes in JSON lines on sta
 from __future__ import annotations
 
 import errno
+import fcntl
 import fnmatch
+import glob
 import hashlib
 import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import struct
 import tempfile
@@ -21,7 +24,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedRandom
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,12 +91,19 @@ OPTIONAL = (
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# What is there of a file that Penstock fetches, and a later process goes on with.
+# What is there of a file that Penstock fetches, and a later process goes on with. Before it a name of the process's own, so that no two write
+# to one file where locks bind nobody.
 UNFINISHED = ".penstock.incomplete"
+PROCESS = secrets.token_hex(4)
 # What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
 UNFINISHED_BY_LIBRARY = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
-# Locks on a network's file system may bind one machine only. What nobody has written to for so long is nobody's there.
+# Here a lock binds all who could write. On a network's file systems it may bind the processes of one machine (NFS with `local_lock`, Lustre
+# with `localflock`), or nobody. What nobody has written to for so long is nobody's there: of the library's, and of ours, which is written to
+# with every 10 MiB.
+DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay", "tmpfs"}
 ABANDONED_SECONDS = 3600.0
+QUIET_SECONDS = 120.0
+TURN_SECONDS = 0.5
 
 PARALLEL_FILES = 8
 # Downloads of this many bytes or more are examined by the doctor first, which takes some seconds.
@@ -279,7 +289,8 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
                     pool.map(lambda name: persistently(lambda: fetch_resumable(request, commit, name)), left)
                 )
             snapshot(request, commit, begun.weights)
-    remember(request, commit)
+    if request.weights or not has_weights_of_revision(request):
+        remember(request, commit)
     return begun.folder
 
 
@@ -435,12 +446,12 @@ def snapshot(request: Request, commit: str, names: list[str]) -> Path:
     """Fetches what is not yet there and links it into the commit's folder. A branch may move on meanwhile."""
     try:
         with answers_of_the_hub():
-            return Path(
+            folder = Path(
                 snapshot_download(
                     request.repo,
                     revision=commit,
                     cache_dir=request.cache,
-                    allow_patterns=names,
+                    allow_patterns=[glob.escape(name) for name in names],
                     max_workers=PARALLEL_FILES,
                 )
             )
@@ -460,10 +471,17 @@ def snapshot(request: Request, commit: str, names: list[str]) -> Path:
             place = f"{request.cache} or {_xet_folder()}"
             raise OSError(number, one_line(error), place) from error
         raise TransferFailed(one_line(error)) from error
+    # Where the hub does not list the commit's files again, and no earlier download has kept the list, the library gives the folder as it is.
+    missing = next((name for name in names if not (folder / name).exists()), None)
+    if missing is not None:
+        raise TransferFailed(f"{missing} did not come")
+    return folder
 
 
 def remember(request: Request, commit: str) -> None:
-    """What the revision is where the hub does not answer: a commit of which everything is there. As `huggingface_hub` keeps it."""
+    """What the revision is where the hub does not answer: a commit of which everything is there that some server on this cache needs. As
+    `huggingface_hub` keeps it.
+    """
     revision = request.revision or constants.DEFAULT_REVISION
     ref = request.storage / "refs" / revision
     written = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
@@ -487,26 +505,112 @@ def fetch_resumable(request: Request, commit: str, name: str) -> None:
     if metadata.xet_file_data is not None and is_xet_available():  # as the library asks
         return
     blob = request.storage / "blobs" / metadata.etag
-    partial = unfinished(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(partial.with_suffix(".lock")):
-        if blob.exists():
-            return
-        partial.touch()
-        done = min(partial.stat().st_size, metadata.size)
-        if done:
-            write(level="INFO", message=f"going on with {name} at {gigabytes(done)}")
-        with partial.open("r+b") as sink:
-            sink.truncate(done)
-            sink.seek(done)
-            links = fetch_rest(name, url, metadata, sink)
+    while not blob.exists():
+        with turn(blob, name):
+            if not blob.exists():
+                fetch_content(name, url, metadata, blob)
+
+
+@contextmanager
+def turn(blob: Path, name: str) -> Iterator[None]:
+    """Waits until this content is there, or nobody else fetches it: by a lock, and where that may not bind everybody, or its holder may be a
+    host that is gone, by when something was last written.
+    """
+    lock = blob.with_name(f"{blob.name}.penstock.lock")
+    is_on_disk = has_binding_locks(blob.parent)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    try:
+        began, is_told = time.monotonic(), False
+        while not blob.exists():
+            is_held = not try_lock(descriptor)
+            if is_on_disk:
+                is_free = not is_held
+            else:
+                has_waited = time.monotonic() - began >= QUIET_SECONDS
+                is_free = not is_written(blob, descriptor) and (has_waited or not is_held)
+            if is_free:
+                break
+            if not is_told:
+                is_told = True
+                write(level="INFO", message=f"another process fetches {name}, or did a moment ago: waiting")
+            time.sleep(TURN_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+    if blob.exists():  # nobody has to wait any more
+        lock.unlink(missing_ok=True)
+
+
+def try_lock(descriptor: int) -> bool:
+    """False: another has it. True also where there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def is_written(blob: Path, descriptor: int) -> bool:
+    """Whether another process has written to this content a moment ago. By the clock that gives files their times, which the file of
+    `descriptor` is asked for: it may be another machine's.
+    """
+    os.utime(descriptor)
+    now = os.fstat(descriptor).st_mtime
+    for file in unfinished(blob):
+        with suppress(FileNotFoundError):
+            if file != own_file(blob) and now - file.stat().st_mtime < QUIET_SECONDS:
+                return True
+    return False
+
+
+def fetch_content(name: str, url: str, metadata: HfFileMetadata, blob: Path) -> None:
+    """Fetches what is missing of `blob`, which is there afterwards, unless another process has taken over what this one had."""
+    assert metadata.etag is not None and metadata.size is not None
+    partial = own_file(blob)
+    for left in sorted(unfinished(blob), key=size_of, reverse=True):
+        if not partial.exists():
+            with suppress(FileNotFoundError):
+                left.rename(partial)
+    partial.touch()
+    done = min(size_of(partial), metadata.size)
+    if done:
+        write(level="INFO", message=f"going on with {name} at {gigabytes(done)}")
+    with partial.open("r+b") as sink:
+        # It is not cut: who wrote it may not have ended, and would leave a hole.
+        sink.seek(done)
+        links = fetch_rest(name, url, metadata, sink)
+    with suppress(FileNotFoundError):
         # The content of a large file is named by its SHA-256. Pieces of two answers are worth a look.
         in_pieces = done or links > 1
         if in_pieces and len(metadata.etag) == 64 and sha256(partial) != metadata.etag:
             partial.unlink()
             raise Unavailable(f"the download of {name} went wrong: start again")
-        partial.replace(blob)
-    partial.with_suffix(".lock").unlink(missing_ok=True)
+        if blob.exists():  # others may be reading it, of whom another machine would lose what is replaced
+            partial.unlink()
+        else:
+            partial.replace(blob)
+
+
+def has_binding_locks(folder: Path) -> bool:
+    """Whether a lock of a file in here binds everybody who sees it."""
+    with suppress(OSError):
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        return file_system(folder.resolve(), mounts) in DISKS
+    return False
+
+
+def file_system(place: Path, mounts: str) -> str:
+    """Its type, by what the kernel says of mounts (proc_pid_mountinfo(5)); the last mount of a folder is the one that is seen."""
+    depth, found = 0, ""
+    for line in mounts.splitlines():
+        before, _, behind = line.partition(" - ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4]))
+        if place.is_relative_to(point) and len(point.parts) >= depth:
+            depth, found = len(point.parts), behind.split()[0]
+    return found
 
 
 def fetch_rest(name: str, url: str, metadata: HfFileMetadata, sink: BufferedRandom) -> int:
@@ -545,9 +649,28 @@ def sha256(path: Path) -> str:
 
 
 def cached(request: Request, why: str) -> Path:
-    """A complete snapshot of an earlier download, when the hub does not answer."""
+    """A complete snapshot of an earlier download, when the hub does not answer: of the commit that the revision was then, or else of
+    another. What other programs fetch of a model moves the branch before its files are there, some of which they never want.
+    """
+    named = snapshot_of_revision(request)
+    missing = None if named is None else lacking(request, named)
+    is_whole = named is not None and missing is None
+    folder = named if is_whole else newest_whole(request)
+    if folder is not None:
+        which = "" if is_whole else ", the newest that is complete"
+        write(
+            level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}{which}"
+        )
+        return folder
+    if named is None:
+        raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}")
+    raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
+
+
+def snapshot_of_revision(request: Request) -> Path | None:
+    """What the cache has of the commit that the revision was when it was last fetched."""
     try:
-        folder = Path(
+        return Path(
             snapshot_download(
                 request.repo,
                 revision=request.revision,
@@ -556,21 +679,43 @@ def cached(request: Request, why: str) -> Path:
                 allow_patterns=list(REQUIRED),
             )
         )
-    except LocalEntryNotFoundError as error:
-        raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}") from error
+    except LocalEntryNotFoundError:
+        return None
+
+
+def newest_whole(request: Request) -> Path | None:
+    """Of the commits in the cache, for who asks for the usual revision; none that is another revision's."""
+    usual = constants.DEFAULT_REVISION
+    if request.revision not in (None, usual):
+        return None
+    refs = request.storage / "refs"
+    others = {ref.read_text() for ref in refs.rglob("*") if ref.is_file() and ref != refs / usual}
+    snapshots = [path for path in request.storage.glob("snapshots/*/") if path.name not in others]
+    whole = (path for path in snapshots if lacking(request, path) is None)
+    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def lacking(request: Request, folder: Path) -> str | None:
+    """The first file without which a snapshot is not served; None: it is complete."""
     names = {path.name for path in folder.iterdir()}
     weights: list[str] = []
     if request.weights:
+        leads = SINGLE
         try:
-            weights = weight_files(folder, choose_weights(names, request.trusted)[0])
+            leads = choose_weights(names, request.trusted)[0]
+            weights = weight_files(folder, leads)
         except UnusableModel:
             weights = [SINGLE]
+        except Unavailable:  # it does not say what it leads to
+            return f"a sound {leads}"
     tokenizer = older_tokenizer(names) or [TOKENIZER]
-    missing = next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
-    if missing is not None:
-        raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
-    write(level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}")
-    return folder
+    return next((name for name in (*REQUIRED, *tokenizer, *weights) if not (folder / name).exists()), None)
+
+
+def has_weights_of_revision(request: Request) -> bool:
+    """Whether the cache has all of what the revision was when it was last fetched, of which other servers may read the weights."""
+    folder = snapshot_of_revision(request)
+    return folder is not None and lacking(replace(request, weights=True), folder) is None
 
 
 def cached_instead(request: Request, failure: Unavailable) -> Path:
@@ -584,6 +729,7 @@ def cached_instead(request: Request, failure: Unavailable) -> Path:
 def remove_abandoned(request: Request) -> None:
     """Removes what downloads of `huggingface_hub` left when their process was killed. Who writes to a file holds the lock of its content."""
     removed = 0
+    has_locks = has_binding_locks(request.storage)
     for file in request.storage.glob("blobs/*.incomplete"):
         named = UNFINISHED_BY_LIBRARY.fullmatch(file.name)
         if named is None:
@@ -591,8 +737,7 @@ def remove_abandoned(request: Request) -> None:
         lock = request.cache / ".locks" / request.storage.name / f"{named[1]}.lock"
         with suppress(OSError, NotImplementedError):  # it is held, there are no locks, or this user may not
             known = file.stat()
-            # No disk of this machine has major number 0; network file systems have it, and some others.
-            if os.major(known.st_dev) == 0 and time.time() - known.st_mtime < ABANDONED_SECONDS:
+            if not has_locks and time.time() - known.st_mtime < ABANDONED_SECONDS:
                 continue
             lock.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(lock, timeout=0, mode=0o664):  # the mode that the library gives it
@@ -624,7 +769,7 @@ def bytes_there(request: Request, listing: Listing, names: list[str]) -> int:
     for name in names:
         if name in listing.blobs:
             blob = blobs / listing.blobs[name]
-            there = size_of(blob) or size_of(unfinished(blob))
+            there = size_of(blob) or max(map(size_of, unfinished(blob)), default=0)
             total += min(there, listing.sizes[name])
     unnamed = sum(listing.sizes[name] for name in names if name not in listing.blobs)
     if unnamed:  # what no snapshot has a link to may be theirs
@@ -635,9 +780,14 @@ def bytes_there(request: Request, listing: Listing, names: list[str]) -> int:
     return total
 
 
-def unfinished(blob: Path) -> Path:
-    """Where `fetch_resumable` keeps what it has of this content."""
-    return blob.with_name(blob.name + UNFINISHED)
+def unfinished(blob: Path) -> list[Path]:
+    """Where processes keep what `fetch_content` has of this content."""
+    return list(blob.parent.glob(f"{glob.escape(blob.name)}*{UNFINISHED}"))
+
+
+def own_file(blob: Path) -> Path:
+    """That of this process."""
+    return blob.with_name(f"{blob.name}.{PROCESS}{UNFINISHED}")
 
 
 def size_of(file: Path) -> int:

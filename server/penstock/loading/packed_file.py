@@ -102,12 +102,21 @@ def read(path: Path, key: str) -> Packed:
 
 def folder_of_model(path: Path) -> str | None:
     """The folder of the model that a file is of, as `write` was told; None: it cannot be said."""
+    return _said_by(path, "model")
+
+
+def key_of(path: Path) -> str | None:
+    """The key that a file was written with; None: there is none that is believed."""
+    return _said_by(path, "key")
+
+
+def _said_by(path: Path, name: str) -> str | None:
     try:
         descriptor = open_own(path)
     except (OSError, NotUsable):
         return None
     try:
-        return str(_directory(descriptor)[0]["model"])
+        return str(_directory(descriptor)[0][name])
     except (OSError, NotUsable, KeyError, ValueError):
         return None
     finally:

@@ -37,8 +37,8 @@ from penstock_kernels import cpu_engine
 from penstock_kernels.program import TENSORS, Buffer, HostArray, Layout, Operation, Program
 
 SUFFIX = ".packed"
-# What another version or instruction set has packed of the same model is removed when no start has used it for so long: in a rolling update,
-# or on a volume of different machines, each has a file of its own.
+# What another commit of the model, version or instruction set has packed is removed when no start has used it for so long, and what is of a
+# folder that is not there: in a rolling update, or on a volume of several machines, each has a file of its own, and sees folders of its own.
 UNUSED_DAYS = 7.0
 # Beside a model, what steps took: see `Measured`.
 MEASURED = ".measured"
@@ -114,9 +114,10 @@ class PackedCache:
             hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
             for content in (made_of, packer)
         )
-        place = hashlib.sha256(f"{model}\0{how}".encode()).hexdigest()[:12]
-        name = f"{_name_of(model)}-{how}-{place}"
-        return Entry(self, model, self.folder / f"{name}-{by[:8]}{SUFFIX}", key, name)
+        home = _home_of(model)
+        place = hashlib.sha256(f"{home}\0{how}".encode()).hexdigest()[:12]
+        name = f"{_name_of(home)}-{how}-{place}"
+        return Entry(self, model, self.folder / f"{name}-{by[:8]}-{key[:8]}{SUFFIX}", key, name)
 
     def add(self, write: Callable[[], None]) -> None:
         """Has something written by `keep`."""
@@ -134,15 +135,19 @@ class PackedCache:
             write()
 
     def remove_orphans(self) -> None:
-        """Removes the files of models whose folder is gone."""
+        """Removes the files of models whose folder is gone, unless somebody uses them: who shares the volume may see a folder that this
+        process does not.
+        """
         for path in self.folder.glob(f"*{SUFFIX}"):
             model = packed_file.folder_of_model(path)
-            if model is not None and not Path(model).exists():
-                path.unlink(missing_ok=True)
+            is_gone = model is not None and not Path(model).exists()
+            if is_gone and packed_file.remove_unused(path, UNUSED_DAYS):
                 path.with_suffix(MEASURED).unlink(missing_ok=True)
 
     def remove_others(self, entry: "Entry", unused_days: float) -> None:
-        """Removes what other versions and instruction sets have packed of the entry's model, unless somebody uses it."""
+        """Removes what other versions and instruction sets have packed of the entry's model, or what was packed of other weights of it, unless
+        somebody uses it.
+        """
         for path in self.folder.glob(f"{entry.name}*{SUFFIX}"):
             if path != entry.path and packed_file.remove_unused(path, unused_days):
                 path.with_suffix(MEASURED).unlink(missing_ok=True)
@@ -157,7 +162,7 @@ class Entry:
     path: Path
     key: str
     name: str
-    """Of all files of the model that are packed in the same way, by whichever version."""
+    """Of all files of the model that are packed in the same way, of whichever commit and by whichever version."""
 
     def find(self, group: TensorGroup = ALONE) -> Found | None:
         """What an earlier start has kept; None: nothing that can be used, and a line says so where there is a file. Raises
@@ -167,16 +172,13 @@ class Entry:
             packed = packed_file.read(self.path, self.key)
             config, recording, parameters = recording_of(packed.content, packed.tensors)
         except FileNotFoundError:
+            by = self.path.stem.rpartition("-")[0]
+            other = next(self.cache.folder.glob(f"{by}-*{SUFFIX}"), None)
+            if other is not None:
+                self._refuse(other, "is of another version of the model", "INFO")
             return None
         except NotUsable as error:
-            if self.path in self.cache.refused:
-                return None
-            self.cache.refused.add(self.path)
-            log(
-                "INFO" if error.is_old else "WARN",
-                f"{self.path} {error}: weights are packed anew",
-                progress=True,
-            )
+            self._refuse(self.path, str(error), "INFO" if error.is_old else "WARN")
             return None
         free, are_free = group.room(cpu_room().free)
         if packed.nbytes > free:
@@ -186,6 +188,12 @@ class Entry:
         log("INFO", f"packed weights are mapped from {self.path}", progress=True)
         self.cache.mapped_bytes += packed.nbytes
         return Found(config, recording, parameters)
+
+    def _refuse(self, path: Path, why: str, level: str) -> None:
+        """Says it once of each file: one is looked for with torch and without."""
+        if path not in self.cache.refused:
+            self.cache.refused.add(path)
+            log(level, f"{path} {why}: weights are packed anew", progress=True)
 
     def measured(self, of: dict[str, Any]) -> Measured | None:
         """What an earlier start has measured; None: nothing that holds for this one."""
@@ -226,6 +234,8 @@ class Entry:
             [*key, per_position.tolist(), magnitude]
             for key, (per_position, magnitude) in recording.frequencies.items()
         ]
+        if self.path not in self.cache.refused and packed_file.key_of(self.path) == self.key:
+            return  # a server that started with this one was ready earlier
         try:
             self.cache.remove_others(self, UNUSED_DAYS)
             try:
@@ -279,10 +289,14 @@ def _of_file(path: Path, samples: int) -> tuple[int, int, str]:
     return status.st_size, status.st_mtime_ns, seen.hexdigest()
 
 
-def _name_of(model: Path) -> str:
-    """For people: a folder's name, or of a snapshot of the hub's cache that of its repository."""
-    name = model.parent.parent.name if model.parent.name == "snapshots" else model.name
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)[:100]
+def _home_of(model: Path) -> Path:
+    """What stays when a model's commit is another one: of a snapshot of the hub's cache the folder of its repository."""
+    return model.parent.parent if model.parent.name == "snapshots" else model
+
+
+def _name_of(home: Path) -> str:
+    """For people."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in home.name)[:100]
 
 
 def content_of(

@@ -16,12 +16,16 @@ from torch import Tensor
 from penstock.errors import PeerLost, UnusableModel
 from penstock.parallel.exchange import Exchange, Sending
 
-# In what gloo, NCCL and the store of torch.distributed say, all in small letters.
+# In what gloo, NCCL and the store of torch.distributed say, all in small letters; of a host that has vanished it is what the system says.
 SIGNS_OF_LOSS = (
     "closed by peer",
     "reset by peer",
     "broken pipe",
     "connection refused",
+    "connection timed out",
+    "no route to host",
+    "host is down",
+    "network is unreachable",
     "pair closure",
     "socket closed",
     "likely closed",
