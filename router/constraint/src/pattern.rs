@@ -4,8 +4,13 @@
 //! The two syntaxes share most of their text and differ in what it means: `.`, `\s` and `\d` match other characters,
 //! and a brace or a bracket may stand for itself. Source: ECMA-262, section "Regular Expression (RegExp) Objects".
 
+use std::borrow::Cow;
+
 use llguidance::derivre::RegexBuilder;
-use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
+use regex_syntax::{
+    ast::{self, Ast, RepetitionKind},
+    hir::{ClassUnicode, ClassUnicodeRange},
+};
 
 use crate::complement;
 
@@ -48,11 +53,58 @@ pub(crate) fn whole_text(expression: &str) -> Result<String, String> {
     check_repetitions(expression)?;
     check_weight(weight(expression, Cases::Own))?;
     let unnamed = expression.replace("(?P<stop>", "(?:").replace("(?<stop>", "(?:");
+    let unnamed = with_least_counts(&unnamed);
     RegexBuilder::new().mk_regex(&unnamed).map_err(|cause| reason(&cause.to_string()))?;
     if unnamed.is_empty() {
         return Ok("(?:)".into());
     }
     Ok(llguidance::regex_to_lark(&unnamed, ""))
+}
+
+/// The expression with `{0,n}` for `{,n}`, which TGI read so, as Python does, and regex-syntax does not by itself. An expression of
+/// ECMAScript, where `{,n}` stands for itself, comes here with the brace escaped.
+fn with_least_counts(expression: &str) -> Cow<'_, str> {
+    if !expression.contains("{,") {
+        return expression.into();
+    }
+    let Ok(tree) = ast::parse::ParserBuilder::new().empty_min_range(true).build().parse(expression) else {
+        // What is wrong is told by whoever reads it next.
+        return expression.into();
+    };
+    let braces = ast::visit(&tree, Braces { expression, without_least: Vec::new() });
+    let mut written = expression.to_owned();
+    for brace in braces.unwrap_or_default().into_iter().rev() {
+        written.insert(brace + 1, '0');
+    }
+    written.into()
+}
+
+/// Finds the braces of repetitions that lack the lower count.
+struct Braces<'e> {
+    expression: &'e str,
+    without_least: Vec<usize>,
+}
+
+impl ast::Visitor for Braces<'_> {
+    type Output = Vec<usize>;
+    type Err = std::convert::Infallible;
+
+    fn visit_post(&mut self, ast: &Ast) -> Result<(), Self::Err> {
+        if let Ast::Repetition(repetition) = ast
+            && let RepetitionKind::Range(_) = repetition.op.kind
+        {
+            let brace = repetition.op.span.start.offset;
+            if self.expression[brace..].starts_with("{,") {
+                self.without_least.push(brace);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<usize>, Self::Err> {
+        self.without_least.sort_unstable();
+        Ok(self.without_least)
+    }
 }
 
 /// What `from_ecma` gives, an expression that may match anywhere, as one for the whole text, ready for a Lark terminal.
@@ -741,6 +793,28 @@ mod tests {
         assert!(ecma(r"^[\]-a]$", "^") && !ecma(r"^[\]-a]$", "-") && ecma(r"^[\D-\d]$", "-"));
         assert!(ecma(r"^\u00e9\x41\u{1F600}\uD83D\uDE00\cA$", "éA😀😀\u{1}"));
         assert!(ecma("a]b}", "xa]b}x"));
+    }
+
+    /// outlines' `at_most` writes it.
+    #[test]
+    fn a_clients_own_repetition_may_lack_its_lower_count() {
+        for (expression, written) in [
+            ("([0-9]){,3}", "([0-9]){0,3}"),
+            ("(?:a{,2}b){,2}?c", "(?:a{0,2}b){0,2}?c"),
+            ("é{,2}é{1,2}é{,3}", "é{0,2}é{1,2}é{0,3}"),
+            ("[{,3}]+", "[{,3}]+"),
+            ("[a[b]{,3}]+x{,1}", "[a[b]{,3}]+x{0,1}"),
+            (r"\{,3\}", r"\{,3\}"),
+            (r"\\{,3}", r"\\{0,3}"),
+            ("(?x)a # {,3}\n{,2}", "(?x)a # {,3}\n{0,2}"),
+        ] {
+            assert_eq!(with_least_counts(expression), written);
+            assert!(whole_text(expression).is_ok(), "{expression}");
+        }
+        for expression in ["{,3}", "a{,}", "a{,3", "a{,b}", "a{,100001}"] {
+            assert!(whole_text(expression).is_err(), "{expression}");
+        }
+        assert!(ecma("^a{,3}$", "a{,3}") && !ecma("^a{,3}$", "aa"));
     }
 
     #[test]

@@ -66,6 +66,13 @@ fn a_regular_expression_is_the_whole_text() {
     assert_eq!(next(&grammar, "123"), ("-".into(), false));
     assert!(accepts(&compile(Source::Regex("^ab?$".into())).unwrap(), "ab"));
     assert!(accepts(&compile(Source::Regex(String::new())).unwrap(), ""));
+    // As outlines writes "at most three".
+    let at_most = "([0-9]){,3}";
+    let part = Part::Regex(at_most.into());
+    for source in [Source::Regex(at_most.into()), Source::Parts(vec![part])] {
+        let grammar = compile(source).unwrap();
+        assert!(accepts(&grammar, "") && accepts(&grammar, "123") && !accepts(&grammar, "1234"));
+    }
 }
 
 #[test]
