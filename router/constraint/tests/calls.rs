@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const EOS: u32 = 256;
 
 /// Tokens that models have for their markers, as special ones or as text.
-const MARKERS: [&str; 44] = [
+const MARKERS: [&str; 50] = [
     "<tool_call>",
     "</tool_call>",
     "<tool_calls>",
@@ -61,6 +61,12 @@ const MARKERS: [&str; 44] = [
     "<|END_ACTION|>",
     "<|START_RESPONSE|>",
     "<|END_RESPONSE|>",
+    "<|think|>",
+    "<|begin|>",
+    "<|content|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:end|>",
 ];
 
 /// Tokens that try to leave the place where they stand.
@@ -505,6 +511,7 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("kimi_k3", "an escaped attribute") => "no such key is named in a schema",
         ("kimi_k3", "attributes in another order") => "the template has one order",
         ("kimi_k2", "without functions. and number") => "the template has both",
+        ("solar_open", "an empty id") => "ids have ten letters and digits",
         ("deepseek_v31", "V3's form") => "the template has the newer form",
         ("deepseek_v31", "an unknown tool before a known one") => "other tools are not called",
         ("qwen3_coder", "a parameter that is not closed before another")
@@ -610,6 +617,12 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
              \"get_weather\", \"parameters\": {body}}}\n]<|END_ACTION|>"
         )
     };
+    let solar = |body: &str| {
+        format!(
+            "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{body}<|tool_call:end|>"
+        )
+    };
+    let paris = "{\"city\": \"Paris\"}";
     let cases: Vec<(&str, Vec<String>, Vec<String>)> = vec![
         (
             "qwen3_coder",
@@ -716,6 +729,23 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             "command_a",
             vec![action("{\"city\": \"Paris\"}"), "<|START_RESPONSE|>Hello.<|END_RESPONSE|>".to_owned()],
             vec![action("{\"town\": \"Paris\"}"), action("{}")],
+        ),
+        (
+            "solar_open",
+            vec![
+                solar(paris),
+                solar(paris).replace("<|tool_calls|>", ""),
+                format!("{}{}", solar(paris), solar(paris).replace("<|tool_calls|>", "")),
+                format!("<|content|>Hm.<|end|><|begin|>assistant{}", solar(paris)),
+                "<|content|>Hello.".to_owned(),
+            ],
+            vec![
+                solar("{}"),
+                solar("{\"town\": \"Paris\"}"),
+                solar(paris).replace("a1b2c3d4e5", "0"),
+                solar(paris).replace("get_weather", "nothing"),
+                format!("<|content|>Hm.<|end|><|begin|>assistant{}", solar("{}")),
+            ],
         ),
     ];
     for (name, good, bad) in cases {
@@ -1224,6 +1254,14 @@ fn text_of_a_schema_goes_after_reasoning() {
             ],
             vec![TEXT.to_owned(), format!("<|START_RESPONSE|>{TEXT}")],
             vec![format!("<|START_RESPONSE|>Hm. {TEXT}<|END_RESPONSE|>")],
+        ),
+        (
+            "solar_open",
+            "solar_open",
+            Start::Content,
+            vec![format!("<|think|>Hm.<|end|><|begin|>assistant<|content|>{TEXT}")],
+            vec![format!("<|content|>{TEXT}"), TEXT.to_owned()],
+            vec![format!("<|content|>Hm. {TEXT}"), "<|think|>Hm.<|end|><|begin|>assistant".to_owned()],
         ),
     ] {
         let (reasoning, tool) = (reasoning_format(name).unwrap(), tool_format(tool).unwrap());

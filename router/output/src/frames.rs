@@ -7,7 +7,7 @@ use crate::formats::{Arguments, Body, Closes, ReasoningFormat, ToolFormat};
 use crate::harmony;
 use crate::json::dumps;
 
-/// The text around a call. A `#` stands for a number that counts calls.
+/// The text around a call. A `#` stands for a number that counts calls, a `@` for an id of ten small letters and digits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Frame {
     /// Before all calls.
@@ -129,6 +129,19 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             between: "",
             close: "<|tool_calls_section_end|>",
             trigger: "<|tool_calls_section_begin|>",
+            ..FRAME
+        },
+    ),
+    (
+        "solar_open",
+        "",
+        Frame {
+            open: "<|tool_calls|>",
+            before_name: "<|tool_call:begin|>@<|tool_call:name|>",
+            before_arguments: "<|tool_call:args|>",
+            after: "<|tool_call:end|>",
+            between: "",
+            trigger: "<|tool_calls|>",
             ..FRAME
         },
     ),
@@ -527,13 +540,17 @@ static FRAMES: &[(&str, &str, Frame)] = &[
 pub fn written_calls(format: &ToolFormat, template: &str, calls: &[(&str, String)]) -> String {
     let frame = format.frame(template);
     let one = |(index, (name, arguments)): (usize, &(&str, String))| {
-        let count = |text: &str| text.replace('#', &index.to_string());
-        let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
+        let (before, middle) = (counted(frame.before_name, index), counted(frame.before_arguments, index));
         format!("{before}{name}{middle}{}{}", frame.writing.of_json(arguments), frame.after)
     };
     let all: Vec<String> = calls.iter().enumerate().map(one).collect();
     let between = if frame.is_single { "" } else { frame.between };
     format!("{}{}{}", frame.open, all.join(between), frame.close)
+}
+
+/// As of the call of this number.
+fn counted(text: &str, index: usize) -> String {
+    text.replace('#', &index.to_string()).replace('@', &format!("call{index:06}"))
 }
 
 impl Writing {
@@ -610,7 +627,7 @@ impl ToolFormat {
             match &call.body {
                 Body::Named(name, arguments) => {
                     markers.extend([name.ends, name.stops, &[name.prefix]].concat());
-                    markers.extend(name.cut);
+                    markers.extend(name.id_end.iter().chain(&name.cut));
                     match arguments {
                         Arguments::Json => {}
                         Arguments::Braces(quote) => markers.push(quote),
@@ -685,8 +702,8 @@ mod tests {
 
     fn written(frame: &Frame, calls: &[&str]) -> String {
         let one = |(index, name): (usize, &&str)| {
-            let count = |text: &str| text.replace('#', &index.to_string());
-            let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
+            let (before, middle) =
+                (counted(frame.before_name, index), counted(frame.before_arguments, index));
             format!("{before}{name}{middle}{}{}", arguments(frame), frame.after)
         };
         let all: Vec<String> = calls.iter().enumerate().map(one).collect();
@@ -778,6 +795,7 @@ mod tests {
             ("kimi_k2", "<|tool_call_argument_begin|>", "<|im_middle|>"),
             ("gemma4", "<|\"|>", "<turn|>"),
             ("glm45", "<arg_key>", "<|user|>"),
+            ("solar_open", "<|tool_call:name|>", "<|flush|>"),
         ] {
             let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside), "{inside}");

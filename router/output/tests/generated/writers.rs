@@ -314,6 +314,21 @@ pub fn writers() -> Vec<Writer> {
             ..WRITER
         },
         Writer {
+            format: "solar_open",
+            reasoning: "solar_open",
+            think: ("<|think|>", "<|end|><|begin|>assistant"),
+            write: |calls| {
+                format!(
+                    "<|end|><|begin|>assistant<|tool_calls|>{}<|calls|>",
+                    each(calls, "", |n, a| format!(
+                        "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>{n}<|tool_call:args|>{}<|tool_call:end|>",
+                        json(&a.clone().into())
+                    ))
+                )
+            },
+            ..WRITER
+        },
+        Writer {
             format: "step3",
             forbidden: &["</steptml:parameter>"],
             write: |calls| {

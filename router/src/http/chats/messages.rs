@@ -44,6 +44,8 @@ enum ReasoningPlace {
     /// Beside the content, or nowhere.
     #[default]
     Message,
+    /// As `reasoning` alone (Solar Open).
+    Reasoning,
     /// Beside calls as `tool_plan` (Command R7B, Command A).
     ToolPlan,
     /// As a part `thinking` of the content (Mistral).
@@ -110,7 +112,12 @@ impl MessageManners {
             place.rewrite(&mut messages);
             render(messages).is_some_and(|text| text.contains(SECOND) && !is_json(&text))
         };
-        let places = [ReasoningPlace::Message, ReasoningPlace::ToolPlan, ReasoningPlace::Part];
+        let places = [
+            ReasoningPlace::Message,
+            ReasoningPlace::Reasoning,
+            ReasoningPlace::ToolPlan,
+            ReasoningPlace::Part,
+        ];
         let reasoning =
             places.into_iter().find(|place| source.contains(place.word()) && shows_reasoning(*place));
         Self {
@@ -197,6 +204,7 @@ impl ReasoningPlace {
     fn word(self) -> &'static str {
         match self {
             Self::Message => "",
+            Self::Reasoning => "reasoning",
             Self::ToolPlan => "tool_plan",
             Self::Part => "thinking",
         }
@@ -206,6 +214,11 @@ impl ReasoningPlace {
         for message in messages {
             match self {
                 Self::Message => {}
+                Self::Reasoning => {
+                    if let Some(reasoning) = take_reasoning(message) {
+                        message["reasoning"] = reasoning.into();
+                    }
+                }
                 Self::ToolPlan if !has_calls(message) || message["tool_plan"].is_string() => {}
                 Self::ToolPlan => {
                     if let Some(reasoning) = take_reasoning(message) {
@@ -871,6 +884,33 @@ mod tests {
             text.starts_with("<｜tool▁calls▁begin｜>") && text.contains("\n```json\n{\"a\": 1}\n```"),
             "{text}"
         );
+    }
+
+    /// Solar Open's, which has one name for reasoning, in a turn of its own.
+    #[test]
+    fn reasoning_has_the_name_that_the_template_reads() {
+        let solar = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'assistant' %}\
+             {% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}{% if m.tool_calls %}<|begin|>assistant<|tool_calls|>\
+             {% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments | tojson }}\
+             <|tool_call:end|>{% endfor %}<|calls|>{% else %}<|begin|>assistant<|content|>{{ m.content }}<|end|>{% endif %}\
+             {% else %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}",
+        );
+        let formats = (solar.formats.calls, solar.formats.reasoning);
+        assert_eq!(formats.0.map(|format| format.name), Some("solar_open"));
+        assert_eq!(formats.1.map(|format| format.name), Some("solar_open"));
+        for name in ["reasoning_content", "reasoning"] {
+            let mut thought = tool_loop("{}");
+            thought[1][name] = "Hm.".into();
+            assert_eq!(
+                solar.prompt(thought).as_deref(),
+                Some(
+                    "<|begin|>user<|content|>x<|end|><|begin|>assistant<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|>\
+                     <|tool_call:begin|>call00001<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>\
+                     <|begin|>tool<|content|>r<|end|><|begin|>assistant"
+                )
+            );
+        }
     }
 
     /// Those of Mistral's models that reason, and of Command R7B.
