@@ -524,7 +524,7 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("glm45", "a key without a value is content") => "each key has a value",
         ("gemma4", "bare words") => "texts stand between marks",
         ("gemma4" | "functiongemma", "keys in another order") => "the templates sort keys",
-        ("minimax_m2" | "seed_oss", "a number between line breaks") => {
+        ("minimax_m2" | "seed_oss" | "mimo", "a number between line breaks") => {
             "values stand in their elements' lines"
         }
         ("lfm2" | "olmo3", "an object and lists" | "null") => "values are JSON",
@@ -583,6 +583,7 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     let coder = |inside: &str| format!("<tool_call>\n<function={inside}</function>\n</tool_call>");
     let bare = |inside: &str| format!("<function={inside}</function>");
     let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let exact = |key: &str, value: &str| format!("<parameter={key}>{value}</parameter>\n");
     let weather = |more: &str| coder(&format!("get_weather>\n{}{more}", parameter("city", "Paris")));
     let glm = |value: &str| {
         format!(
@@ -657,6 +658,19 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 bare(&format!("get_weather>\n{}", parameter("town", "Paris"))),
                 bare("nothing>\n"),
                 format!("Hm.\n{}", bare(&format!("set>\n{}", parameter("c", "false")))),
+            ],
+        ),
+        (
+            "mimo",
+            vec![
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1"), exact("body", "\nx\n"))),
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1"), exact("body", "</b> <par"))),
+                coder(&format!("get_weather>\n{}{}", exact("city", "Paris\n"), exact("days", "3"))),
+            ],
+            vec![
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1\n"), exact("body", "x"))),
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1"), exact("body", "twelve chars\n"))),
+                coder(&format!("get_weather>\n{}{}", exact("city", "Paris"), exact("days", "15"))),
             ],
         ),
         ("glm45", vec![glm("14")], vec![glm("0"), glm("x"), glm("</arg_value>1")]),

@@ -147,6 +147,16 @@ mod tests {
             ("]<]minimax[>[<tool_call> … <mm:think>", "minimax_m3", "minimax_m3"),
             ("<seed:tool_call>\\n<function=f>\\n<parameter=p> … '<seed:think>'", "seed_oss", "seed_oss"),
             ("<tool_call>\\n<function=' … '<parameter=' … '<think>\\n'", "qwen3_coder", "think"),
+            (
+                "<function=f>\\n<parameter=p>v</parameter>\\n … is preserved exactly as-is, including … '<think></think>'",
+                "mimo",
+                "think",
+            ),
+            (
+                "<function=f>\\n<parameter=example_parameter_1>value_1</parameter>\\n … '<think>'",
+                "mimo",
+                "think",
+            ),
             ("<tool_call>{function-name}\\n<arg_key> … '</think>'", "glm45", "think"),
             ("<tool_calls> … <tool_call> … <tool_sep> … <arg_key> … <think>", "hunyuan_v3", "hunyuan_v3"),
             ("'<|tool_call>call:' … '<|channel>thought\\n<channel|>'", "gemma4", "gemma4"),

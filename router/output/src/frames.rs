@@ -71,6 +71,10 @@ const FUNCTION_ELEMENTS: Elements = Elements {
     after: "\n",
 };
 
+/// With nothing around values: line breaks are their own.
+const EXACT_ELEMENTS: Elements =
+    Elements { before_text: ">", before_json: ">", close: "</parameter>", ..FUNCTION_ELEMENTS };
+
 /// GLM's, in lines.
 const ARGUMENT_ELEMENTS: Elements = Elements {
     before_key: "<arg_key>",
@@ -299,12 +303,20 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             after: "</function>\n</seed:tool_call>",
             between: "\n",
             trigger: "<seed:tool_call>",
-            writing: Writing::Elements(Elements {
-                before_text: ">",
-                before_json: ">",
-                close: "</parameter>",
-                ..FUNCTION_ELEMENTS
-            }),
+            writing: Writing::Elements(EXACT_ELEMENTS),
+            ..FRAME
+        },
+    ),
+    (
+        "mimo",
+        "",
+        Frame {
+            before_name: "<tool_call>\n<function=",
+            before_arguments: ">\n",
+            after: "</function>\n</tool_call>",
+            between: "\n",
+            trigger: "<tool_call>",
+            writing: Writing::Elements(EXACT_ELEMENTS),
             ..FRAME
         },
     ),

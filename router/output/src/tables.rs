@@ -207,6 +207,30 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         ..FORMAT
     },
     ToolFormat {
+        name: "mimo",
+        aliases: &[],
+        signs: &[
+            &["<function=", "preserved exactly as-is"],
+            &["<parameter=example_parameter_1>value_1</parameter>"],
+        ],
+        section: Some(Section { open: &["<tool_call>"], close: &["</tool_call>"] }),
+        calls: &[Call {
+            open: &["<function="],
+            close: &["</function>"],
+            body: Body::Named(
+                Name { ends: &[">"], ..NAME },
+                // As of MiniMax M2.
+                Arguments::Parameters(Parameters {
+                    open: "<parameter=",
+                    head_ends: &[">"],
+                    closes: Closes::Markers(&["</parameter>"]),
+                    ..PARAMETERS
+                }),
+            ),
+        }],
+        ..FORMAT
+    },
+    ToolFormat {
         name: "qwen3_coder",
         aliases: &["qwen3_xml", "qwen3-coder", "step3p5", "step_3_5", "nemotron_v3"],
         signs: &[&["<function=", "<parameter="]],

@@ -406,6 +406,19 @@ pub fn writers() -> Vec<Writer> {
             ..WRITER
         },
         Writer {
+            format: "mimo",
+            forbidden: &["</parameter>"],
+            write: |calls| {
+                each(calls, "\n", |n, a| {
+                    format!(
+                        "<tool_call>\n<function={n}>\n{}</function>\n</tool_call>",
+                        elements(a, |k, v| format!("<parameter={k}>{v}</parameter>\n"))
+                    )
+                })
+            },
+            ..WRITER
+        },
+        Writer {
             format: "qwen3_coder",
             forbidden: &["</parameter>"],
             write: |calls| {
