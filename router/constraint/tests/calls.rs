@@ -267,7 +267,8 @@ fn check(format: &'static ToolFormat, functions: &[Callable], text: &str, has_co
 }
 
 /// Of formats with several frames the template decides.
-const TEMPLATES: [&str; 4] = ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>"];
+const TEMPLATES: [&str; 5] =
+    ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>", "\"parameters\": dictionary"];
 
 #[test]
 fn what_is_let_through_is_calls_that_their_schemas_accept() {
@@ -1204,6 +1205,33 @@ fn a_call_without_a_marker_is_bound_after_reasoning_and_not_within() {
                 assert!(!world.accepts(&grammar, &wrong), "{name}");
             }
         }
+    }
+}
+
+/// Llama 4's own template asks for JSON, and shows earlier calls so.
+#[test]
+fn calls_are_bound_as_the_template_asks_for_them() {
+    const LLAMA_4: &str = "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its \
+                           value}. … '<|python_start|>'";
+    let functions = functions();
+    let format = tool_format("pythonic").unwrap();
+    let json = |body: &str| format!("{{\"name\": \"get_weather\", \"parameters\": {body}}}");
+    let (right, wrong) =
+        (json("{\"city\": \"Paris\", \"days\": 3}"), json("{\"city\": \"Paris\", \"days\": \"three\"}"));
+    for has_special in [false, true] {
+        let world = World::new(format, has_special);
+        let calls = calls(format, LLAMA_4, &functions);
+        let grammar = world.compile(calls.possible().unwrap().parts);
+        for good in [right.clone(), format!("{right}{right}"), "Hello.".to_owned()] {
+            assert!(world.accepts(&grammar, &good), "{has_special}: {good}");
+        }
+        assert_eq!(read(format, &functions, &format!("{right}{right}")).calls.len(), 2);
+        let python = "<|python_start|>[get_weather(days=\"three\")]<|python_end|>";
+        for bad in [wrong.as_str(), &format!("{right}{wrong}"), python, &format!("Hm. {python}")] {
+            assert!(!world.accepts(&grammar, bad), "{has_special}: {bad}");
+        }
+        let must = world.compile(calls.required().0);
+        assert!(world.accepts(&must, &right) && !world.accepts(&must, &wrong), "{has_special}");
     }
 }
 

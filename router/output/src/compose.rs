@@ -133,7 +133,8 @@ impl Calls<'_> {
             calls.extend(self.section(frame, frame.open, frame.before_name, bodies));
             // Nor does it hold the marker that opens reasoning: with that, reasoning and a call behind it would be other text.
             let body = |opening: Option<&str>| {
-                let without = opening.into_iter().map(str::to_owned).collect();
+                let barred = Some(frame.barred).filter(|marker| !marker.is_empty());
+                let without = opening.into_iter().chain(barred).map(str::to_owned).collect();
                 let free = vec![Part::Free { without, not_first: first.clone() }];
                 vec![Part::OneOf(vec![calls.clone(), free])]
             };

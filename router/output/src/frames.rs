@@ -20,6 +20,8 @@ pub struct Frame {
     pub close: &'static str,
     /// What calls begin with and prose does not. Empty: a call stands where the answer begins, or nowhere.
     pub trigger: &'static str,
+    /// Begins calls that are written otherwise. The model has such a token and its template asks for none: there are none.
+    pub barred: &'static str,
     /// An answer has one call.
     pub is_single: bool,
     pub writing: Writing,
@@ -58,6 +60,7 @@ pub(crate) const FRAME: Frame = Frame {
     between: ", ",
     close: "",
     trigger: "",
+    barred: "",
     is_single: false,
     writing: Writing::Json,
 };
@@ -538,6 +541,12 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..PYTHON
         },
     ),
+    // Llama 4's own template has the markers of Python, and asks for JSON.
+    (
+        "pythonic",
+        "\"parameters\": dictionary",
+        Frame { before_arguments: "\", \"parameters\": ", between: "", barred: "<|python_start|>", ..FRAME },
+    ),
     (
         "pythonic",
         "<|python_start|>",
@@ -824,5 +833,10 @@ mod tests {
         let mistral = TOOLS.iter().find(|format| format.name == "mistral").expect("it exists");
         assert_eq!(mistral.frame("[TOOL_CALLS] … [ARGS]").open, "");
         assert_eq!(mistral.frame("[TOOL_CALLS]").open, "[TOOL_CALLS][");
+        let pythonic = TOOLS.iter().find(|format| format.name == "pythonic").expect("it exists");
+        assert_eq!(pythonic.frame("<|python_start|>[func(a=1)]").open, "<|python_start|>[");
+        let llama4 = "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its \
+                      value}. … '<|python_start|>'";
+        assert_eq!(pythonic.frame(llama4).before_name, "{\"name\": \"");
     }
 }
