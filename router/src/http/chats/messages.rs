@@ -433,12 +433,17 @@ mod tests {
 
     impl Family {
         fn of(source: &str) -> Self {
+            Self::of_sources(&[("default", source)])
+        }
+
+        fn of_sources(sources: &[(&str, &str)]) -> Self {
             let tokens = json!({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"});
-            let named = [("default".to_owned(), source.to_owned())];
-            let complain = |_: &str, reason: String| panic!("{reason}: {source}");
+            let named: Vec<(String, String)> =
+                sources.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+            let complain = |name: &str, reason: String| panic!("{name}: {reason}");
             let templates =
                 ChatTemplates::compile(&named, tokens.as_object().expect("an object").clone(), complain);
-            let sources = [source, source];
+            let sources = [true, false].map(|with_tools| templates.source(with_tools).expect("a template"));
             let formats = ChatFormats::of_templates(sources, &FormatFlag::Auto, &FormatFlag::Auto, |chat| {
                 of(&templates, chat)
             });
@@ -819,6 +824,60 @@ mod tests {
         }
         assert_eq!(family("granite3").formats.manners.calls, CallPlace::OwnRoles);
         assert_eq!(family("granite3_3").formats.manners.calls, CallPlace::TextAndToolResponse);
+    }
+
+    /// Command R7B and Command A are published with a template for chats with tools and one for others, which wants turns.
+    #[test]
+    fn calls_and_results_go_where_the_template_of_tools_shows_them() {
+        let cohere = Family::of_sources(&[
+            (
+                "default",
+                "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}\
+                 {% if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}{% else %}<|CHATBOT_TOKEN|>{{ m.content }}{% endif %}{% endfor %}",
+            ),
+            (
+                "tool_use",
+                "{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ m.content }}<|END_TOOL_RESULT|>\
+                 {% elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|><|START_ACTION|>{% for c in m.tool_calls %}\
+                 {{ c.function.name }}{% endfor %}<|END_ACTION|>{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}",
+            ),
+        ]);
+        let manners = &cohere.formats.manners;
+        assert_eq!(manners.calls, CallPlace::TextAndUser);
+        assert_eq!(manners.calls_beside_tools, CallPlace::Messages);
+        let mut thought = tool_loop("{}");
+        thought[1]["reasoning_content"] = "Hm.".into();
+        let prompt = cohere.prompt_beside(true, thought).expect("a prompt");
+        let shown = "<user>x<|CHATBOT_TOKEN|><|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>f<|END_ACTION|>\
+                     <|SYSTEM_TOKEN|><|START_TOOL_RESULT|>r<|END_TOOL_RESULT|>";
+        assert!(prompt.ends_with(shown), "{prompt}");
+        let prompt = cohere.prompt(tool_loop("{}")).expect("a prompt");
+        assert!(prompt.starts_with("<|USER_TOKEN|>x<|CHATBOT_TOKEN|><|START_ACTION|>["), "{prompt}");
+        assert!(prompt.ends_with("<|END_ACTION|><|USER_TOKEN|>r"), "{prompt}");
+    }
+
+    /// Hunyuan A13B's rule.
+    #[test]
+    fn calls_that_are_shown_beside_tools_alone_stay_where_they_are_there() {
+        let hunyuan = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>\
+             {% elif m.tool_calls %}<tool_calls>[{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}]</tool_calls>\
+             {% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}\
+             {% else %}{% for m in messages %}{% if m.role == 'assistant' %}Answer: {{ m.content }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}\
+             {% endfor %}{% endif %}",
+        );
+        let manners = &hunyuan.formats.manners;
+        assert_eq!((manners.calls, manners.calls_beside_tools), (CallPlace::Text, CallPlace::Messages));
+        let prompt = hunyuan.prompt_beside(true, tool_loop("{}")).expect("a prompt");
+        assert!(
+            prompt.ends_with("<user>x<tool_calls>[f]</tool_calls><tool_response>r</tool_response>"),
+            "{prompt}"
+        );
+        // A template that shows the tools alone does not show their calls.
+        let plain = Family::of(
+            "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+        );
+        assert_eq!(plain.formats.manners.calls_beside_tools, CallPlace::TextAndUser);
     }
 
     /// LFM2's first template: it shows results, and calls only as the model's text.
