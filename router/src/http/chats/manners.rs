@@ -179,7 +179,7 @@ impl Manners {
                 let without_tools = render(&chat)?;
                 Some(without_tools + &render(&Chat { tools: with_tools.clone(), ..chat })?)
             },
-            |prompt| reasoning.is_some_and(|format| format.is_closed_after(prompt)),
+            reasoning,
         );
         let mut empty = bare.clone();
         empty["function"]["parameters"] = json!({});
