@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const EOS: u32 = 256;
 
 /// Tokens that models have for their markers, as special ones or as text.
-const MARKERS: [&str; 44] = [
+const MARKERS: [&str; 50] = [
     "<tool_call>",
     "</tool_call>",
     "<tool_calls>",
@@ -61,6 +61,12 @@ const MARKERS: [&str; 44] = [
     "<|END_ACTION|>",
     "<|START_RESPONSE|>",
     "<|END_RESPONSE|>",
+    "<|think|>",
+    "<|begin|>",
+    "<|content|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:end|>",
 ];
 
 /// Tokens that try to leave the place where they stand.
@@ -261,7 +267,8 @@ fn check(format: &'static ToolFormat, functions: &[Callable], text: &str, has_co
 }
 
 /// Of formats with several frames the template decides.
-const TEMPLATES: [&str; 4] = ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>"];
+const TEMPLATES: [&str; 5] =
+    ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>", "\"parameters\": dictionary"];
 
 #[test]
 fn what_is_let_through_is_calls_that_their_schemas_accept() {
@@ -505,6 +512,7 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("kimi_k3", "an escaped attribute") => "no such key is named in a schema",
         ("kimi_k3", "attributes in another order") => "the template has one order",
         ("kimi_k2", "without functions. and number") => "the template has both",
+        ("solar_open", "an empty id") => "ids have ten letters and digits",
         ("deepseek_v31", "V3's form") => "the template has the newer form",
         ("deepseek_v31", "an unknown tool before a known one") => "other tools are not called",
         ("qwen3_coder", "a parameter that is not closed before another")
@@ -517,7 +525,7 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("glm45", "a key without a value is content") => "each key has a value",
         ("gemma4", "bare words") => "texts stand between marks",
         ("gemma4" | "functiongemma", "keys in another order") => "the templates sort keys",
-        ("minimax_m2" | "seed_oss", "a number between line breaks") => {
+        ("minimax_m2" | "seed_oss" | "mimo", "a number between line breaks") => {
             "values stand in their elements' lines"
         }
         ("lfm2" | "olmo3", "an object and lists" | "null") => "values are JSON",
@@ -576,6 +584,7 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     let coder = |inside: &str| format!("<tool_call>\n<function={inside}</function>\n</tool_call>");
     let bare = |inside: &str| format!("<function={inside}</function>");
     let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let exact = |key: &str, value: &str| format!("<parameter={key}>{value}</parameter>\n");
     let weather = |more: &str| coder(&format!("get_weather>\n{}{more}", parameter("city", "Paris")));
     let glm = |value: &str| {
         format!(
@@ -610,6 +619,12 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
              \"get_weather\", \"parameters\": {body}}}\n]<|END_ACTION|>"
         )
     };
+    let solar = |body: &str| {
+        format!(
+            "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{body}<|tool_call:end|>"
+        )
+    };
+    let paris = "{\"city\": \"Paris\"}";
     let cases: Vec<(&str, Vec<String>, Vec<String>)> = vec![
         (
             "qwen3_coder",
@@ -644,6 +659,19 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
                 bare(&format!("get_weather>\n{}", parameter("town", "Paris"))),
                 bare("nothing>\n"),
                 format!("Hm.\n{}", bare(&format!("set>\n{}", parameter("c", "false")))),
+            ],
+        ),
+        (
+            "mimo",
+            vec![
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1"), exact("body", "\nx\n"))),
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1"), exact("body", "</b> <par"))),
+                coder(&format!("get_weather>\n{}{}", exact("city", "Paris\n"), exact("days", "3"))),
+            ],
+            vec![
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1\n"), exact("body", "x"))),
+                coder(&format!("send>\n{}{}", exact("to", "10.0.0.1"), exact("body", "twelve chars\n"))),
+                coder(&format!("get_weather>\n{}{}", exact("city", "Paris"), exact("days", "15"))),
             ],
         ),
         ("glm45", vec![glm("14")], vec![glm("0"), glm("x"), glm("</arg_value>1")]),
@@ -716,6 +744,23 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             "command_a",
             vec![action("{\"city\": \"Paris\"}"), "<|START_RESPONSE|>Hello.<|END_RESPONSE|>".to_owned()],
             vec![action("{\"town\": \"Paris\"}"), action("{}")],
+        ),
+        (
+            "solar_open",
+            vec![
+                solar(paris),
+                solar(paris).replace("<|tool_calls|>", ""),
+                format!("{}{}", solar(paris), solar(paris).replace("<|tool_calls|>", "")),
+                format!("<|content|>Hm.<|end|><|begin|>assistant{}", solar(paris)),
+                "<|content|>Hello.".to_owned(),
+            ],
+            vec![
+                solar("{}"),
+                solar("{\"town\": \"Paris\"}"),
+                solar(paris).replace("a1b2c3d4e5", "0"),
+                solar(paris).replace("get_weather", "nothing"),
+                format!("<|content|>Hm.<|end|><|begin|>assistant{}", solar("{}")),
+            ],
         ),
     ];
     for (name, good, bad) in cases {
@@ -1163,6 +1208,33 @@ fn a_call_without_a_marker_is_bound_after_reasoning_and_not_within() {
     }
 }
 
+/// Llama 4's own template asks for JSON, and shows earlier calls so.
+#[test]
+fn calls_are_bound_as_the_template_asks_for_them() {
+    const LLAMA_4: &str = "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its \
+                           value}. … '<|python_start|>'";
+    let functions = functions();
+    let format = tool_format("pythonic").unwrap();
+    let json = |body: &str| format!("{{\"name\": \"get_weather\", \"parameters\": {body}}}");
+    let (right, wrong) =
+        (json("{\"city\": \"Paris\", \"days\": 3}"), json("{\"city\": \"Paris\", \"days\": \"three\"}"));
+    for has_special in [false, true] {
+        let world = World::new(format, has_special);
+        let calls = calls(format, LLAMA_4, &functions);
+        let grammar = world.compile(calls.possible().unwrap().parts);
+        for good in [right.clone(), format!("{right}{right}"), "Hello.".to_owned()] {
+            assert!(world.accepts(&grammar, &good), "{has_special}: {good}");
+        }
+        assert_eq!(read(format, &functions, &format!("{right}{right}")).calls.len(), 2);
+        let python = "<|python_start|>[get_weather(days=\"three\")]<|python_end|>";
+        for bad in [wrong.as_str(), &format!("{right}{wrong}"), python, &format!("Hm. {python}")] {
+            assert!(!world.accepts(&grammar, bad), "{has_special}: {bad}");
+        }
+        let must = world.compile(calls.required().0);
+        assert!(world.accepts(&must, &right) && !world.accepts(&must, &wrong), "{has_special}");
+    }
+}
+
 /// Texts of a schema with the reasoning that goes before them, and texts that are neither.
 #[test]
 fn text_of_a_schema_goes_after_reasoning() {
@@ -1224,6 +1296,14 @@ fn text_of_a_schema_goes_after_reasoning() {
             ],
             vec![TEXT.to_owned(), format!("<|START_RESPONSE|>{TEXT}")],
             vec![format!("<|START_RESPONSE|>Hm. {TEXT}<|END_RESPONSE|>")],
+        ),
+        (
+            "solar_open",
+            "solar_open",
+            Start::Content,
+            vec![format!("<|think|>Hm.<|end|><|begin|>assistant<|content|>{TEXT}")],
+            vec![format!("<|content|>{TEXT}"), TEXT.to_owned()],
+            vec![format!("<|content|>Hm. {TEXT}"), "<|think|>Hm.<|end|><|begin|>assistant".to_owned()],
         ),
     ] {
         let (reasoning, tool) = (reasoning_format(name).unwrap(), tool_format(tool).unwrap());

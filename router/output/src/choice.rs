@@ -43,7 +43,8 @@ impl ReasoningFormat {
     /// Whether the prompt has closed reasoning where the answer begins: the model is not to reason.
     pub fn is_closed_after(&self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();
-        self.close.iter().any(|close| prompt.ends_with(close.trim_end()))
+        let ends = if self.off.is_empty() { self.close } else { self.off };
+        ends.iter().any(|end| prompt.ends_with(end.trim_end()))
     }
 
     /// Whether the text opens reasoning and does not close it. A prompt's messages may do so in their own words.
@@ -122,6 +123,11 @@ mod tests {
             ("<|tool_calls_section_begin|>… '<think>' …", "kimi_k2", "kimi_k2"),
             ("<|tool_calls_section_begin|>", "kimi_k2", ""),
             (
+                "\"<|begin|>assistant<|think|>\" … \"<|tool_call:begin|>\" + tool_call.id … <|tool_response:begin|>",
+                "solar_open",
+                "solar_open",
+            ),
+            (
                 "set dsml_token = \"｜DSML｜\" … <{{ dsml_token }}function_calls> … \"<think>\"",
                 "deepseek_v32",
                 "think",
@@ -141,6 +147,16 @@ mod tests {
             ("]<]minimax[>[<tool_call> … <mm:think>", "minimax_m3", "minimax_m3"),
             ("<seed:tool_call>\\n<function=f>\\n<parameter=p> … '<seed:think>'", "seed_oss", "seed_oss"),
             ("<tool_call>\\n<function=' … '<parameter=' … '<think>\\n'", "qwen3_coder", "think"),
+            (
+                "<function=f>\\n<parameter=p>v</parameter>\\n … is preserved exactly as-is, including … '<think></think>'",
+                "mimo",
+                "think",
+            ),
+            (
+                "<function=f>\\n<parameter=example_parameter_1>value_1</parameter>\\n … '<think>'",
+                "mimo",
+                "think",
+            ),
             ("<tool_call>{function-name}\\n<arg_key> … '</think>'", "glm45", "think"),
             ("<tool_calls> … <tool_call> … <tool_sep> … <arg_key> … <think>", "hunyuan_v3", "hunyuan_v3"),
             ("'<|tool_call>call:' … '<|channel>thought\\n<channel|>'", "gemma4", "gemma4"),
@@ -191,6 +207,9 @@ mod tests {
         for text in ["<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"] {
             assert!(!think.is_closed_after(text), "{text}");
         }
+        let solar = reasoning_format("solar_open").expect("it exists");
+        assert!(solar.is_closed_after("Hi<|end|><|begin|>assistant<|think|><|end|><|begin|>assistant"));
+        assert!(!solar.is_closed_after("<|begin|>user<|content|>Hi<|end|><|begin|>assistant"));
         let gemma = reasoning_format("gemma4").expect("it exists");
         assert_eq!(gemma.start_after("<|turn>model\n<|channel>thought\n<channel|>"), Start::Content);
         let seed = reasoning_format("seed_oss").expect("it exists");

@@ -133,7 +133,8 @@ impl Calls<'_> {
             calls.extend(self.section(frame, frame.open, frame.before_name, bodies));
             // Nor does it hold the marker that opens reasoning: with that, reasoning and a call behind it would be other text.
             let body = |opening: Option<&str>| {
-                let without = opening.into_iter().map(str::to_owned).collect();
+                let barred = Some(frame.barred).filter(|marker| !marker.is_empty());
+                let without = opening.into_iter().chain(barred).map(str::to_owned).collect();
                 let free = vec![Part::Free { without, not_first: first.clone() }];
                 vec![Part::OneOf(vec![calls.clone(), free])]
             };
@@ -172,7 +173,7 @@ impl Calls<'_> {
         let begins = format!("{}{}", frame.open, frame.before_name);
         let mut marks = self.format.marks_in_reasoning();
         marks.any(|mark| begins.starts_with(mark)).then(|| {
-            let marker = begins.split('#').next().unwrap_or_default();
+            let marker = begins.split(['#', '@']).next().unwrap_or_default();
             Way { marker: marker.to_owned(), rest: begins[marker.len()..].to_owned() }
         })
     }
@@ -205,6 +206,9 @@ impl Calls<'_> {
         let ends = closes.filter_map(|close| Some(frame.after.find(close)? + close.len()));
         let (after, rest) = frame.after.split_at(ends.max().unwrap_or(frame.after.len()));
         let close = format!("{rest}{}", frame.close);
+        if close.is_empty() {
+            return one(frame, "", bodies);
+        }
         // Where free text may follow, it may stand before that too: there the same may always follow.
         let close = match self.may_be_several && !frame.is_single {
             true => self.until(close.trim_start(), ways, None),
@@ -434,12 +438,17 @@ fn silent(tool: Option<&ToolFormat>, reasoning: Option<&ReasoningFormat>) -> Opt
     (!choices.is_empty()).then_some(Part::OneOf(choices))
 }
 
-/// A text in which each `#` is a number.
+/// A text in which each `#` is a number, and each `@` an id.
 fn numbered(text: &str) -> Vec<Part> {
     let mut parts = Vec::new();
-    for (index, text) in text.split('#').enumerate() {
-        parts.extend((index > 0).then_some(Part::Number));
+    for text in text.split_inclusive(['#', '@']) {
+        let (text, counted) = match (text.strip_suffix('#'), text.strip_suffix('@')) {
+            (Some(text), _) => (text, Some(Part::Number)),
+            (_, Some(text)) => (text, Some(Part::Expression("[a-z0-9]{10}"))),
+            _ => (text, None),
+        };
         parts.extend((!text.is_empty()).then(|| Part::Text(text.to_owned())));
+        parts.extend(counted);
     }
     parts
 }

@@ -44,6 +44,8 @@ pub struct ReasoningFormat {
     pub(crate) close: &'static [&'static str],
     pub(crate) ends_at_call: EndsAtCall,
     pub(crate) silent: &'static [&'static str],
+    /// What a prompt ends with that has the model not reason; none: what closes reasoning.
+    pub(crate) off: &'static [&'static str],
 }
 
 impl ReasoningFormat {
@@ -110,6 +112,8 @@ pub(crate) struct Name {
     /// The name is the value of this attribute: `name="f"`.
     pub(crate) attribute: Option<&'static str>,
     pub(crate) prefix: &'static str,
+    /// Stands between the call's id and the name.
+    pub(crate) id_end: Option<&'static str>,
     /// The name ends before the last of these.
     pub(crate) cut: Option<&'static str>,
 }

@@ -7,7 +7,7 @@ use crate::formats::{Arguments, Body, Closes, ReasoningFormat, ToolFormat};
 use crate::harmony;
 use crate::json::dumps;
 
-/// The text around a call. A `#` stands for a number that counts calls.
+/// The text around a call. A `#` stands for a number that counts calls, a `@` for an id of ten small letters and digits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Frame {
     /// Before all calls.
@@ -20,6 +20,8 @@ pub struct Frame {
     pub close: &'static str,
     /// What calls begin with and prose does not. Empty: a call stands where the answer begins, or nowhere.
     pub trigger: &'static str,
+    /// Begins calls that are written otherwise. The model has such a token and its template asks for none: there are none.
+    pub barred: &'static str,
     /// An answer has one call.
     pub is_single: bool,
     pub writing: Writing,
@@ -58,6 +60,7 @@ pub(crate) const FRAME: Frame = Frame {
     between: ", ",
     close: "",
     trigger: "",
+    barred: "",
     is_single: false,
     writing: Writing::Json,
 };
@@ -70,6 +73,10 @@ const FUNCTION_ELEMENTS: Elements = Elements {
     close: "\n</parameter>",
     after: "\n",
 };
+
+/// With nothing around values: line breaks are their own.
+const EXACT_ELEMENTS: Elements =
+    Elements { before_text: ">", before_json: ">", close: "</parameter>", ..FUNCTION_ELEMENTS };
 
 /// GLM's, in lines.
 const ARGUMENT_ELEMENTS: Elements = Elements {
@@ -129,6 +136,19 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             between: "",
             close: "<|tool_calls_section_end|>",
             trigger: "<|tool_calls_section_begin|>",
+            ..FRAME
+        },
+    ),
+    (
+        "solar_open",
+        "",
+        Frame {
+            open: "<|tool_calls|>",
+            before_name: "<|tool_call:begin|>@<|tool_call:name|>",
+            before_arguments: "<|tool_call:args|>",
+            after: "<|tool_call:end|>",
+            between: "",
+            trigger: "<|tool_calls|>",
             ..FRAME
         },
     ),
@@ -286,12 +306,20 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             after: "</function>\n</seed:tool_call>",
             between: "\n",
             trigger: "<seed:tool_call>",
-            writing: Writing::Elements(Elements {
-                before_text: ">",
-                before_json: ">",
-                close: "</parameter>",
-                ..FUNCTION_ELEMENTS
-            }),
+            writing: Writing::Elements(EXACT_ELEMENTS),
+            ..FRAME
+        },
+    ),
+    (
+        "mimo",
+        "",
+        Frame {
+            before_name: "<tool_call>\n<function=",
+            before_arguments: ">\n",
+            after: "</function>\n</tool_call>",
+            between: "\n",
+            trigger: "<tool_call>",
+            writing: Writing::Elements(EXACT_ELEMENTS),
             ..FRAME
         },
     ),
@@ -513,6 +541,12 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..PYTHON
         },
     ),
+    // Llama 4's own template has the markers of Python, and asks for JSON.
+    (
+        "pythonic",
+        "\"parameters\": dictionary",
+        Frame { before_arguments: "\", \"parameters\": ", between: "", barred: "<|python_start|>", ..FRAME },
+    ),
     (
         "pythonic",
         "<|python_start|>",
@@ -527,13 +561,17 @@ static FRAMES: &[(&str, &str, Frame)] = &[
 pub fn written_calls(format: &ToolFormat, template: &str, calls: &[(&str, String)]) -> String {
     let frame = format.frame(template);
     let one = |(index, (name, arguments)): (usize, &(&str, String))| {
-        let count = |text: &str| text.replace('#', &index.to_string());
-        let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
+        let (before, middle) = (counted(frame.before_name, index), counted(frame.before_arguments, index));
         format!("{before}{name}{middle}{}{}", frame.writing.of_json(arguments), frame.after)
     };
     let all: Vec<String> = calls.iter().enumerate().map(one).collect();
     let between = if frame.is_single { "" } else { frame.between };
     format!("{}{}{}", frame.open, all.join(between), frame.close)
+}
+
+/// As of the call of this number.
+fn counted(text: &str, index: usize) -> String {
+    text.replace('#', &index.to_string()).replace('@', &format!("call{index:06}"))
 }
 
 impl Writing {
@@ -610,7 +648,7 @@ impl ToolFormat {
             match &call.body {
                 Body::Named(name, arguments) => {
                     markers.extend([name.ends, name.stops, &[name.prefix]].concat());
-                    markers.extend(name.cut);
+                    markers.extend(name.id_end.iter().chain(&name.cut));
                     match arguments {
                         Arguments::Json => {}
                         Arguments::Braces(quote) => markers.push(quote),
@@ -685,8 +723,8 @@ mod tests {
 
     fn written(frame: &Frame, calls: &[&str]) -> String {
         let one = |(index, name): (usize, &&str)| {
-            let count = |text: &str| text.replace('#', &index.to_string());
-            let (before, middle) = (count(frame.before_name), count(frame.before_arguments));
+            let (before, middle) =
+                (counted(frame.before_name, index), counted(frame.before_arguments, index));
             format!("{before}{name}{middle}{}{}", arguments(frame), frame.after)
         };
         let all: Vec<String> = calls.iter().enumerate().map(one).collect();
@@ -778,6 +816,7 @@ mod tests {
             ("kimi_k2", "<|tool_call_argument_begin|>", "<|im_middle|>"),
             ("gemma4", "<|\"|>", "<turn|>"),
             ("glm45", "<arg_key>", "<|user|>"),
+            ("solar_open", "<|tool_call:name|>", "<|flush|>"),
         ] {
             let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside), "{inside}");
@@ -794,5 +833,10 @@ mod tests {
         let mistral = TOOLS.iter().find(|format| format.name == "mistral").expect("it exists");
         assert_eq!(mistral.frame("[TOOL_CALLS] … [ARGS]").open, "");
         assert_eq!(mistral.frame("[TOOL_CALLS]").open, "[TOOL_CALLS][");
+        let pythonic = TOOLS.iter().find(|format| format.name == "pythonic").expect("it exists");
+        assert_eq!(pythonic.frame("<|python_start|>[func(a=1)]").open, "<|python_start|>[");
+        let llama4 = "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its \
+                      value}. … '<|python_start|>'";
+        assert_eq!(pythonic.frame(llama4).before_name, "{\"name\": \"");
     }
 }

@@ -444,12 +444,16 @@ impl NamedReader {
             }
             None => head.trim().to_owned(),
         };
-        let name = name.strip_prefix(self.name.prefix).unwrap_or(&name);
+        let is_id =
+            |id: &str| id.trim().bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+        let name = match self.name.id_end {
+            Some(end) => name.split_once(end).filter(|(id, _)| is_id(id))?.1.trim_start(),
+            None => name.as_str(),
+        };
+        let name = name.strip_prefix(self.name.prefix).unwrap_or(name);
         // Only a number or an id is cut off.
         let cut = self.name.cut.and_then(|cut| name.rsplit_once(cut));
-        let cut = cut.filter(|(_, id)| {
-            id.trim().bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
-        });
+        let cut = cut.filter(|(_, id)| is_id(id));
         Some(cut.map_or(name, |(name, _)| name).trim().to_owned())
     }
 }

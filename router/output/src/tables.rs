@@ -74,6 +74,22 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         ..FORMAT
     },
     ToolFormat {
+        name: "solar_open",
+        aliases: &[],
+        signs: &[&["<|tool_call:begin|>"]],
+        // What closes the section ends the answer, as a token.
+        section: Some(Section { open: &["<|tool_calls|>"], close: &["<|calls|>"] }),
+        calls: &[Call {
+            open: &["<|tool_call:begin|>"],
+            close: &["<|tool_call:end|>"],
+            body: Body::Named(
+                Name { ends: &["<|tool_call:args|>"], id_end: Some("<|tool_call:name|>"), ..NAME },
+                Arguments::Json,
+            ),
+        }],
+        silent: SOLAR_OPEN_TURNS,
+    },
+    ToolFormat {
         name: "deepseek_v4",
         aliases: &["deepseekv4"],
         signs: &[&["｜DSML｜", "tool_calls>"]],
@@ -185,6 +201,30 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
                     head_ends: &[">"],
                     closes: Closes::Markers(&["</parameter>"]),
                     ..FUNCTION_PARAMETERS
+                }),
+            ),
+        }],
+        ..FORMAT
+    },
+    ToolFormat {
+        name: "mimo",
+        aliases: &[],
+        signs: &[
+            &["<function=", "preserved exactly as-is"],
+            &["<parameter=example_parameter_1>value_1</parameter>"],
+        ],
+        section: Some(Section { open: &["<tool_call>"], close: &["</tool_call>"] }),
+        calls: &[Call {
+            open: &["<function="],
+            close: &["</function>"],
+            body: Body::Named(
+                Name { ends: &[">"], ..NAME },
+                // As of MiniMax M2.
+                Arguments::Parameters(Parameters {
+                    open: "<parameter=",
+                    head_ends: &[">"],
+                    closes: Closes::Markers(&["</parameter>"]),
+                    ..PARAMETERS
                 }),
             ),
         }],
@@ -502,6 +542,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         close: &["<|close|>think<|sep|>"],
         ends_at_call: EndsAtCall::Always,
         silent: KIMI_K3_ANSWER,
+        ..REASONING_FORMAT
     },
     ReasoningFormat {
         name: "kimi_k2",
@@ -510,6 +551,17 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         open: &["<think>"],
         close: &["</think>"],
         ends_at_call: EndsAtCall::Always,
+        ..REASONING_FORMAT
+    },
+    ReasoningFormat {
+        name: "solar_open",
+        aliases: &[],
+        signs: &[&["<|think|>", "<|begin|>"]],
+        open: &["<|think|>"],
+        close: &["<|end|><|begin|>assistant", "<|end|>"],
+        silent: SOLAR_OPEN_TURNS,
+        // Every turn ends as reasoning does.
+        off: &["<|think|><|end|><|begin|>assistant"],
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -655,9 +707,10 @@ const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     close: &[],
     ends_at_call: EndsAtCall::Never,
     silent: &[],
+    off: &[],
 };
 
-const NAME: Name = Name { ends: &[], stops: &[], attribute: None, prefix: "", cut: None };
+const NAME: Name = Name { ends: &[], stops: &[], attribute: None, prefix: "", id_end: None, cut: None };
 
 const ENVELOPE: Envelope =
     Envelope { name: &["name"], arguments: &["arguments", "parameters"], optional_arguments: true };
@@ -744,3 +797,7 @@ const COHERE_ANSWER: &[&str] = &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|ST
 
 const KIMI_K3_ANSWER: &[&str] =
     &["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"];
+
+/// Of an answer each of reasoning, text and calls is a turn.
+const SOLAR_OPEN_TURNS: &[&str] =
+    &["<|end|><|begin|>assistant", "<|begin|>assistant", "<|content|>", "<|end|>"];

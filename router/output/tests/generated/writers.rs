@@ -314,6 +314,21 @@ pub fn writers() -> Vec<Writer> {
             ..WRITER
         },
         Writer {
+            format: "solar_open",
+            reasoning: "solar_open",
+            think: ("<|think|>", "<|end|><|begin|>assistant"),
+            write: |calls| {
+                format!(
+                    "<|end|><|begin|>assistant<|tool_calls|>{}<|calls|>",
+                    each(calls, "", |n, a| format!(
+                        "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>{n}<|tool_call:args|>{}<|tool_call:end|>",
+                        json(&a.clone().into())
+                    ))
+                )
+            },
+            ..WRITER
+        },
+        Writer {
             format: "step3",
             forbidden: &["</steptml:parameter>"],
             write: |calls| {
@@ -384,6 +399,19 @@ pub fn writers() -> Vec<Writer> {
                 each(calls, "\n", |n, a| {
                     format!(
                         "<seed:tool_call>\n<function={n}>\n{}</function>\n</seed:tool_call>",
+                        elements(a, |k, v| format!("<parameter={k}>{v}</parameter>\n"))
+                    )
+                })
+            },
+            ..WRITER
+        },
+        Writer {
+            format: "mimo",
+            forbidden: &["</parameter>"],
+            write: |calls| {
+                each(calls, "\n", |n, a| {
+                    format!(
+                        "<tool_call>\n<function={n}>\n{}</function>\n</tool_call>",
                         elements(a, |k, v| format!("<parameter={k}>{v}</parameter>\n"))
                     )
                 })

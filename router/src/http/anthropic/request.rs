@@ -4,10 +4,10 @@ use std::borrow::Cow;
 
 use penstock_core::prompt::Chat;
 use schemars::JsonSchema;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::http::anthropic::client_tools::{self, ClientTool};
-use crate::http::chats::effort::{Effort, SWITCHES};
+use crate::http::chats::effort::{Effort, Thinking};
 use crate::http::chats::functions::{self, Choice, Function, Shape};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
@@ -74,7 +74,7 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
     }
     let messages = messages(&fields, &mut warnings)?;
     let effort = effort(&fields)?;
-    let variables = variables(&fields, &mut warnings)?;
+    let thinking = thinking(&fields, &mut warnings)?;
     let params = GenerationParams {
         stop: fields.texts(&request_fields::STOP_SEQUENCES)?,
         user: user(&fields)?,
@@ -87,11 +87,12 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
         return Err(ApiError::invalid(request_fields::TOOL_CHOICE.name, "of type \"any\" needs `tools`"));
     }
     let tools = Tools::of(functions, choice, is_single)?;
-    let chat = Chat { messages, variables, ..Chat::default() };
+    let chat = Chat { messages, ..Chat::default() };
     Ok(ChatRequest {
         params,
         chat,
         effort,
+        thinking,
         tools,
         max_tokens,
         logprobs: false,
@@ -126,14 +127,14 @@ fn effort(fields: &Fields) -> Result<Option<Effort>, ApiError> {
     Ok(Some(Effort { field: EFFORT, given: given.to_owned() }))
 }
 
-/// `thinking`, as the templates of models that know it call it.
-fn variables(fields: &Fields, warnings: &mut Warnings) -> Result<Map<String, Value>, ApiError> {
+/// Of `thinking`.
+fn thinking(fields: &Fields, warnings: &mut Warnings) -> Result<Option<Thinking>, ApiError> {
     const THINKING: &str = request_fields::THINKING.name;
-    let mut variables = Map::new();
-    let Some(thinking) = fields.tree(&request_fields::THINKING)? else { return Ok(variables) };
-    let thinks = match thinking["type"].as_str() {
-        Some("enabled" | "adaptive") => true,
-        Some("disabled") => false,
+    let Some(thinking) = fields.tree(&request_fields::THINKING)? else { return Ok(None) };
+    let asked = match thinking["type"].as_str() {
+        Some("enabled") => Thinking::Enabled,
+        Some("adaptive") => Thinking::Adaptive,
+        Some("disabled") => Thinking::Disabled,
         _ => {
             let error = ApiError::invalid(
                 Place::from(THINKING).member("type"),
@@ -145,8 +146,7 @@ fn variables(fields: &Fields, warnings: &mut Warnings) -> Result<Map<String, Val
     if thinking["display"].as_str().is_some_and(|display| display != "summarized") {
         warnings.no_effect("thinking.display", "here: reasoning is told as it is");
     }
-    variables.extend(SWITCHES.map(|name| (name.to_owned(), thinks.into())));
-    Ok(variables)
+    Ok(Some(asked))
 }
 
 /// `output_config.format`, or `output_format`, its older name.
@@ -1058,6 +1058,11 @@ mod tests {
         let named: Vec<&str> = lines.iter().filter_map(|line| line.split('`').nth(1)).collect();
         assert_eq!(named, ["speed", "inference_geo", "thinking.display"]);
         assert_eq!(asked.effort, Some(Effort { field: "output_config.effort", given: "low".to_owned() }));
-        assert_eq!(asked.chat.variables["enable_thinking"], true);
+        assert_eq!(asked.thinking, Some(Thinking::Adaptive));
+        for (kind, thinking) in [("enabled", Thinking::Enabled), ("disabled", Thinking::Disabled)] {
+            let asked = parsed(json!({"thinking": {"type": kind, "budget_tokens": 1024}})).expect("valid");
+            assert_eq!(asked.thinking, Some(thinking));
+        }
+        assert_eq!(parsed(json!({})).expect("valid").thinking, None);
     }
 }

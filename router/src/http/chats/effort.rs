@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 
+use penstock_output::{ReasoningFormat, Start};
 use serde_json::{Map, Value};
 
 use crate::http::shortened::shortened;
@@ -16,7 +17,19 @@ const OTHER: &str = "penstock looks for efforts";
 /// What templates call it.
 const VARIABLE: &str = "reasoning_effort";
 /// Whether the model reasons at all; a template reads one of them.
-pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+/// What few templates call it (Command A Reasoning, MiniMax M3), and others may call something else: these go in where the prompt
+/// depends on them.
+const RARE_SWITCHES: [&str; 2] = ["reasoning", "thinking_mode"];
+
+/// Whether the model is to reason, as `/v1/messages` asks for it. Templates that have no word for the second take it for the third.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    Disabled,
+    /// As it finds it needed.
+    Adaptive,
+    Enabled,
+}
 
 /// As a request asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,39 +44,67 @@ pub struct Efforts {
     /// Of those above: the template refuses them, or takes them for another one.
     not_known: Vec<&'static str>,
     refuses_others: bool,
+    /// Of those above: the template reads them.
+    rare_switches: Vec<&'static str>,
     /// The template reads a switch.
     has_switch: bool,
     /// Without an effort the model does not reason.
     is_off_without: bool,
+    /// Nor does it with one, unless it is switched on.
+    needs_switching_on: bool,
+    /// The effort with which the model does not reason, where with `none` it does (Solar Open).
+    off: Option<&'static str>,
+    /// The prompt has opened reasoning, and neither a switch nor `none` changes it.
+    always_reasons: bool,
 }
 
 impl Efforts {
-    /// `render` gives None where the template refuses a chat with these variables; `is_off` tells whether a prompt has the model not
-    /// reason.
-    pub fn of(render: impl Fn(Map<String, Value>) -> Option<String>, is_off: impl Fn(&str) -> bool) -> Self {
+    /// `render` gives None where the template refuses a chat with these variables; by `reasoning` the end of a prompt tells whether the
+    /// model is to reason.
+    pub fn of(
+        render: impl Fn(Map<String, Value>) -> Option<String>,
+        reasoning: Option<&ReasoningFormat>,
+    ) -> Self {
         let with = |write: &dyn Fn(&mut Map<String, Value>)| {
             let mut variables = Map::new();
             write(&mut variables);
             render(variables)
         };
+        let is_off = |prompt: &str| reasoning.is_some_and(|format| format.is_closed_after(prompt));
         let Some(without) = with(&|_| {}) else { return Self::default() };
-        let asked = |effort: &str| with(&|variables| ask_for(effort, variables));
+        let reads = |name: &&str| {
+            let as_asked = |thinking| with(&|variables| set(name, thinking, variables));
+            let (off, on) = (as_asked(Thinking::Disabled), as_asked(Thinking::Enabled));
+            off.is_some() && on.is_some() && off != on
+        };
+        let rare_switches = RARE_SWITCHES.into_iter().filter(reads).collect();
+        let mut found = Self { rare_switches, is_off_without: is_off(&without), ..Self::default() };
+        let switched = |thinking| with(&|variables| found.switch(thinking, variables));
+        let (off, on) = (switched(Thinking::Disabled), switched(Thinking::Enabled));
+        // Where the end of a prompt tells that the model does not reason, one that does not tell so leaves it to the model.
+        let tells = off.as_deref().is_some_and(is_off);
+        let needs_switching_on = on.is_some_and(|on| on != without) && (found.is_off_without || !tells);
+        found.has_switch = off.is_some_and(|off| off != without);
+        found.needs_switching_on = needs_switching_on;
+        let asked = |effort: &str| with(&|variables| found.ask_for(effort, variables));
         let prompts = KNOWN.map(|effort| (effort, asked(effort)));
         let other = asked(OTHER);
         let is_taken_for_another = |effort: &str| match &other {
-            Some(prompt) => falls_back(prompt, &prompts, &is_off, effort),
+            Some(prompt) => falls_back(prompt, &prompts, is_off, effort),
             None => false,
         };
         let not_known = prompts.iter().filter(|(effort, prompt)| match prompt {
             Some(_) if *prompt == other => is_taken_for_another(effort),
             prompt => prompt.is_none(),
         });
-        Self {
-            not_known: not_known.map(|(effort, _)| *effort).collect(),
-            refuses_others: other.is_none(),
-            has_switch: with(&switch_off).is_some_and(|text| text != without),
-            is_off_without: is_off(&without),
-        }
+        let not_known = not_known.map(|(effort, _)| *effort).collect();
+        let [(_, none), efforts @ ..] = &prompts;
+        let reasons_with_none = none.as_deref().is_some_and(|prompt| !is_off(prompt)) && *none == other;
+        let turns_off = |(_, prompt): &&(&str, Option<String>)| prompt.as_deref().is_some_and(is_off);
+        let off = efforts.iter().find(turns_off).filter(|_| reasons_with_none).map(|(effort, _)| *effort);
+        let is_open = reasoning.is_some_and(|format| format.start_after(&without) == Start::Reasoning);
+        let always_reasons = is_open && off.is_none() && none.as_ref() == Some(&without);
+        Self { not_known, refuses_others: other.is_none(), off, always_reasons, ..found }
     }
 
     /// Asks for the effort, or else for the nearest that the template knows. A variable that a request gives itself goes before.
@@ -75,12 +116,18 @@ impl Efforts {
     ) {
         let rank = KNOWN.iter().position(|known| known == given);
         let is_known = rank.map_or(!self.refuses_others, |rank| !self.not_known.contains(&KNOWN[rank]));
-        if is_known || variables.contains_key(VARIABLE) {
-            ask_for(given, variables);
+        if let Some(off) = self.off.filter(|_| given == NONE) {
+            self.switch(Thinking::Disabled, variables);
+            variables.entry(VARIABLE).or_insert(off.into());
+        } else if is_known || variables.contains_key(VARIABLE) {
+            self.ask_for(given, variables);
+            if given == NONE {
+                self.warn_of_reasoning(field, given, warnings);
+            }
         } else if given == NONE && (self.has_switch || self.is_off_without) {
-            switch_off(variables);
+            self.switch(Thinking::Disabled, variables);
         } else if let Some(nearest) = rank.and_then(|rank| self.nearest(rank)) {
-            ask_for(nearest, variables);
+            self.ask_for(nearest, variables);
             let given = shortened(given);
             warnings.no_effect(
                 field,
@@ -89,6 +136,36 @@ impl Efforts {
         } else {
             let given = shortened(given);
             warnings.no_effect(field, &format!("here: the model's chat template does not know {given:?}"));
+        }
+    }
+
+    /// Asks for reasoning, or for none. A variable that a request gives itself goes before.
+    pub fn think(&self, thinking: Thinking, variables: &mut Map<String, Value>, warnings: &mut Warnings) {
+        self.switch(thinking, variables);
+        if thinking == Thinking::Disabled {
+            self.warn_of_reasoning("thinking", "disabled", warnings);
+        }
+    }
+
+    fn warn_of_reasoning(&self, field: &str, given: &str, warnings: &mut Warnings) {
+        if self.always_reasons {
+            let why = format!("as {given:?}: the model's chat template has it reason all the same");
+            warnings.no_effect(field, &why);
+        }
+    }
+
+    fn ask_for(&self, effort: &str, variables: &mut Map<String, Value>) {
+        if effort == NONE {
+            self.switch(Thinking::Disabled, variables);
+        } else if self.needs_switching_on {
+            self.switch(Thinking::Enabled, variables);
+        }
+        variables.entry(VARIABLE).or_insert(effort.into());
+    }
+
+    fn switch(&self, thinking: Thinking, variables: &mut Map<String, Value>) {
+        for name in SWITCHES.iter().chain(&self.rare_switches) {
+            set(name, thinking, variables);
         }
     }
 
@@ -123,22 +200,20 @@ fn falls_back(
     }
 }
 
-fn ask_for(effort: &str, variables: &mut Map<String, Value>) {
-    if effort == NONE {
-        switch_off(variables);
-    }
-    variables.entry(VARIABLE).or_insert(effort.into());
-}
-
-fn switch_off(variables: &mut Map<String, Value>) {
-    for name in SWITCHES {
-        variables.entry(name).or_insert(false.into());
-    }
+fn set(switch: &str, thinking: Thinking, variables: &mut Map<String, Value>) {
+    let value: Value = match (switch, thinking) {
+        ("thinking_mode", Thinking::Disabled) => "disabled".into(),
+        ("thinking_mode", Thinking::Adaptive) => "adaptive".into(),
+        ("thinking_mode", Thinking::Enabled) => "enabled".into(),
+        _ => (thinking != Thinking::Disabled).into(),
+    };
+    variables.entry(switch).or_insert(value);
 }
 
 #[cfg(test)]
 mod tests {
     use penstock_core::prompt::Chat;
+    use penstock_output::reasoning_format;
     use penstock_template::ChatTemplates;
     use serde_json::json;
     use tokio_util::sync::CancellationToken;
@@ -152,6 +227,19 @@ mod tests {
 
     /// What a template is given for an effort: the prompt, the variables, and what is said of it.
     fn asked(template: &str, given: &str, own: Value) -> (Option<String>, Value, Vec<String>) {
+        asked_of(template, "think", own, |efforts, variables, warnings| {
+            let effort = Effort { field: "reasoning.effort", given: given.to_owned() };
+            efforts.write(&effort, variables, warnings);
+        })
+    }
+
+    /// The same of a template whose model reasons in this format.
+    fn asked_of(
+        template: &str,
+        reasoning: &str,
+        own: Value,
+        ask: impl Fn(&Efforts, &mut Map<String, Value>, &mut Warnings),
+    ) -> (Option<String>, Value, Vec<String>) {
         let sources = [("default".to_owned(), template.to_owned())];
         let templates = ChatTemplates::compile(&sources, Map::new(), |name, why| panic!("{name}: {why}"));
         let render = |variables| {
@@ -159,9 +247,8 @@ mod tests {
         };
         let mut variables = own.as_object().expect("an object").clone();
         let mut warnings = Warnings::default();
-        let effort = Effort { field: "reasoning.effort", given: given.to_owned() };
-        let is_off = |prompt: &str| prompt.ends_with("</think>");
-        Efforts::of(render, is_off).write(&effort, &mut variables, &mut warnings);
+        let efforts = Efforts::of(render, reasoning_format(reasoning));
+        ask(&efforts, &mut variables, &mut warnings);
         let lines = warnings.lines().into_iter().map(str::to_owned).collect();
         (render(variables.clone()), variables.into(), lines)
     }
@@ -263,6 +350,111 @@ mod tests {
 
     #[test]
     fn a_template_that_refuses_everything_teaches_nothing() {
-        assert_eq!(Efforts::of(|_| None, |_| false), Efforts::default());
+        assert_eq!(Efforts::of(|_| None, reasoning_format("think")), Efforts::default());
+    }
+
+    /// EXAONE 4's rule (and MiMo V2 Flash's, small Qwen 3.5's), Gemma 4's and Qwen 3's.
+    #[test]
+    fn an_effort_switches_reasoning_on_where_the_template_has_it_off() {
+        const EXAONE: &str = "{% if enable_thinking is defined and enable_thinking is true %}<think>{% else %}<think></think>{% endif %}";
+        const GEMMA: &str = "{% if enable_thinking %}Think. {% endif %}<turn>";
+        const QWEN: &str = "<turn>{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}";
+        for (template, given, own, shown, entered) in [
+            (EXAONE, "high", json!({}), "<think>", Some(true)),
+            (EXAONE, "minimal", json!({}), "<think>", Some(true)),
+            (EXAONE, "ultra", json!({}), "<think>", Some(true)),
+            (EXAONE, "none", json!({}), "<think></think>", Some(false)),
+            (EXAONE, "high", json!({"enable_thinking": false}), "<think></think>", Some(false)),
+            (GEMMA, "low", json!({}), "Think. <turn>", Some(true)),
+            (GEMMA, "none", json!({}), "<turn>", Some(false)),
+            (QWEN, "high", json!({}), "<turn>", None),
+            (QWEN, "none", json!({}), "<turn><think></think>", Some(false)),
+        ] {
+            let (prompt, variables, lines) = asked(template, given, own);
+            assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{given}");
+            assert_eq!(variables["enable_thinking"].as_bool(), entered, "{template} {given}");
+        }
+    }
+
+    #[test]
+    fn a_switch_has_the_name_and_the_words_of_the_template() {
+        const COMMAND_A: &str = "{% set reasoning = reasoning if reasoning is not undefined else true %}\
+                                 {% if reasoning %}<|START_THINKING|>{% else %}<|START_THINKING|><|END_THINKING|>{% endif %}";
+        const MINIMAX: &str = "Mode: {{ thinking_mode | default('adaptive') }}.{% if thinking_mode == 'disabled' %}</mm:think>\
+                               {% elif thinking_mode == 'enabled' %}<mm:think>{% endif %}";
+        let effort = |given: &str, shown: &str, template: &str, reasoning: &str| {
+            let (prompt, variables, lines) =
+                asked_of(template, reasoning, json!({}), |efforts, variables, warnings| {
+                    let effort = Effort { field: "reasoning_effort", given: given.to_owned() };
+                    efforts.write(&effort, variables, warnings);
+                });
+            assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{given}");
+            variables
+        };
+        let off = effort("none", "<|START_THINKING|><|END_THINKING|>", COMMAND_A, "command_a");
+        assert!(off["reasoning"] == false && off.get("thinking_mode").is_none());
+        assert!(effort("high", "<|START_THINKING|>", COMMAND_A, "command_a").get("reasoning").is_none());
+        effort("none", "Mode: disabled.</mm:think>", MINIMAX, "minimax_m3");
+        // The model itself decides, as without an effort.
+        effort("high", "Mode: adaptive.", MINIMAX, "minimax_m3");
+        for (thinking, shown, other) in [
+            (Thinking::Disabled, "Mode: disabled.</mm:think>", "<|START_THINKING|><|END_THINKING|>"),
+            (Thinking::Adaptive, "Mode: adaptive.", "<|START_THINKING|>"),
+            (Thinking::Enabled, "Mode: enabled.<mm:think>", "<|START_THINKING|>"),
+        ] {
+            for (template, reasoning, shown) in
+                [(MINIMAX, "minimax_m3", shown), (COMMAND_A, "command_a", other)]
+            {
+                let think =
+                    |efforts: &Efforts, variables: &mut Map<String, Value>, warnings: &mut Warnings| {
+                        efforts.think(thinking, variables, warnings);
+                    };
+                let (prompt, variables, lines) = asked_of(template, reasoning, json!({}), think);
+                assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{thinking:?}");
+                assert_eq!(variables["enable_thinking"], thinking != Thinking::Disabled);
+            }
+        }
+    }
+
+    /// Solar Open's rule.
+    #[test]
+    fn none_is_the_effort_with_which_the_model_does_not_reason() {
+        const SOLAR: &str = "{% set e = reasoning_effort if reasoning_effort is defined else 'high' %}\
+                             {% if e in ['low', 'minimal'] %}<|begin|>assistant<|think|><|end|>{% endif %}<|begin|>assistant";
+        for (given, own, shown) in [
+            ("none", json!({}), "<|begin|>assistant<|think|><|end|><|begin|>assistant"),
+            ("none", json!({"reasoning_effort": "high"}), "<|begin|>assistant"),
+            ("low", json!({}), "<|begin|>assistant<|think|><|end|><|begin|>assistant"),
+            ("medium", json!({}), "<|begin|>assistant"),
+            ("high", json!({}), "<|begin|>assistant"),
+        ] {
+            let (prompt, _, lines) = asked_of(SOLAR, "solar_open", own, |efforts, variables, warnings| {
+                let effort = Effort { field: "reasoning_effort", given: given.to_owned() };
+                efforts.write(&effort, variables, warnings);
+            });
+            assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{given}");
+        }
+    }
+
+    /// DeepSeek R1's, MiniMax M2's.
+    #[test]
+    fn it_is_told_where_a_model_reasons_all_the_same() {
+        let line = |lines: Vec<String>| -> String { lines.join("; ") };
+        let (_, _, lines) = asked("<think>", "none", json!({}));
+        assert_eq!(
+            line(lines),
+            "`reasoning.effort` has no effect as \"none\": the model's chat template has it reason all the same"
+        );
+        let think = |efforts: &Efforts, variables: &mut Map<String, Value>, warnings: &mut Warnings| {
+            efforts.think(Thinking::Disabled, variables, warnings);
+        };
+        let (_, _, lines) = asked_of("<think>", "think", json!({}), think);
+        assert_eq!(
+            line(lines),
+            "`thinking` has no effect as \"disabled\": the model's chat template has it reason all the same"
+        );
+        // What a model does of its own accord the prompt does not tell.
+        assert_eq!(line(asked("<turn>", "none", json!({})).2), "");
+        assert_eq!(line(asked("<think></think>", "none", json!({})).2), "");
     }
 }

@@ -134,13 +134,15 @@ impl ChatFormats {
     /// Makes of messages what the template reads, and brings earlier calls, each with arguments, and their results to where it shows them.
     pub fn rewrite(&self, messages: &mut Vec<Value>, beside_tools: bool) {
         fill_in_contents(messages);
-        match beside_tools {
-            true => self.manners.messages_beside_tools.rewrite(messages),
-            false => self.manners.messages.rewrite(messages),
-        }
+        let manners = &self.manners;
+        let (place, message_manners) = match beside_tools {
+            true => (manners.calls_beside_tools, &manners.messages_beside_tools),
+            false => (manners.calls, &manners.messages),
+        };
+        message_manners.rewrite(messages);
         fill_in_arguments(messages);
         if let Some(calls) = self.calls {
-            self.manners.calls.rewrite(messages, &self.template, calls);
+            place.rewrite(messages, &self.template, calls);
         }
         if self.manners.nine_ids {
             shorten_ids(messages);

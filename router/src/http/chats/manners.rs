@@ -11,6 +11,8 @@ use crate::http::chats::effort::Efforts;
 use crate::http::chats::messages::{MessageManners, PartsAlone, append, name_results, text_of};
 
 const TOOL: &str = "penstock_looks_for_tools";
+/// Beside which a call of the first one is looked for: a template that shows this one alone does not show the call.
+const OTHER_TOOL: &str = "penstock_has_another_tool";
 const RESULT: &str = "penstock looks for results";
 /// Granite 3.0's.
 const CALL_ROLE: &str = "assistant_tool_call";
@@ -51,6 +53,8 @@ pub struct Manners {
     /// The template needs a description and parameters of each function.
     pub fills_in_tools: bool,
     pub calls: CallPlace,
+    /// Beside tools in their place in the template, as `messages_beside_tools`.
+    pub calls_beside_tools: CallPlace,
     /// The template refuses ids of calls that are not nine letters and digits (Mistral's older ones).
     pub nine_ids: bool,
     pub messages: MessageManners,
@@ -78,19 +82,19 @@ impl Manners {
         let user = json!({"role": "user", "content": "x"});
         let system = json!({"role": "system", "content": "x"});
         // Some say what they say of tools only where there is a system's message.
-        let shows = |messages: &[Value], tool: Option<Value>, wanted: &[&str]| {
+        let shows = |messages: &[Value], tool: Option<&Value>, wanted: &[&str]| {
             let all = |before: &[&Value]| -> Vec<Value> {
                 before.iter().copied().cloned().chain(messages.iter().cloned()).collect()
             };
             [all(&[&user]), all(&[&system, &user])].into_iter().any(|messages| {
-                let chat = Chat { messages, tools: tool.clone().map(|tool| vec![tool]), ..Chat::default() };
+                let chat = Chat { messages, tools: tool.map(|tool| vec![tool.clone()]), ..Chat::default() };
                 render(&chat).is_some_and(|text| wanted.iter().all(|wanted| text.contains(wanted)))
             })
         };
         let bare = json!({"type": "function", "function": {"name": TOOL}});
         let mut filled = bare.clone();
         fill_in(&mut filled);
-        let tools = if shows(&[], Some(filled.clone()), &[TOOL]) {
+        let tools = if shows(&[], Some(&filled), &[TOOL]) {
             ToolPlace::Template
         } else if shows_within_the_system_message(render) {
             ToolPlace::SystemMessage
@@ -114,8 +118,9 @@ impl Manners {
             }
             messages
         };
-        let shows_calls =
-            |place: CallPlace| shows(&placed(place, result(json!(RESULT), true)), None, &[TOOL, RESULT]);
+        let shows_calls = |place: CallPlace, tool: Option<&Value>| {
+            shows(&placed(place, result(json!(RESULT), true)), tool, &[TOOL, RESULT])
+        };
         // A model that is asked for another format than its template's reads its earlier calls in that one, too.
         let own = of_template(template).0.map(|format| format.name);
         let is_asked_otherwise =
@@ -137,16 +142,27 @@ impl Manners {
             CallPlace::TextAndToolResponse,
             CallPlace::TextAndUser,
         ];
-        let place = places.into_iter().find(|place| calls.is_some() && may_be(*place) && shows_calls(*place));
-        let reads_responses =
-            calls.is_some() && may_be(CallPlace::ToolResponses) && reads_tool_responses(template, render);
-        let place = if reads_responses { CallPlace::ToolResponses } else { place.unwrap_or_default() };
-        let takes_id = |id: &str| {
-            let mut messages = result(json!(RESULT), true);
-            rename_ids(&mut messages, |_| id.to_owned());
-            shows(&placed(place, messages), None, &[TOOL, RESULT])
+        let place_beside = |tool: Option<&Value>| {
+            let may_be = |place: CallPlace| calls.is_some() && may_be(place);
+            if may_be(CallPlace::ToolResponses) && reads_tool_responses(template, tool, render) {
+                return CallPlace::ToolResponses;
+            }
+            let place = places.into_iter().find(|place| may_be(*place) && shows_calls(*place, tool));
+            place.unwrap_or_default()
         };
-        let messages = |tools: Option<Vec<Value>>| {
+        let mut other = filled.clone();
+        other["function"]["name"] = OTHER_TOOL.into();
+        let other = Some(other).filter(|_| tools == ToolPlace::Template);
+        let (place, beside_tools) = (place_beside(None), place_beside(other.as_ref()));
+        let refuses_ids = |place: CallPlace, tool: Option<&Value>| {
+            let takes_id = |id: &str| {
+                let mut messages = result(json!(RESULT), true);
+                rename_ids(&mut messages, |_| id.to_owned());
+                shows(&placed(place, messages), tool, &[TOOL, RESULT])
+            };
+            !takes_id("call_0123456789abcdefghi") && takes_id("call00001")
+        };
+        let messages = |place: CallPlace, tools: Option<Vec<Value>>| {
             MessageManners::of(
                 template,
                 |messages| {
@@ -163,18 +179,19 @@ impl Manners {
                 let without_tools = render(&chat)?;
                 Some(without_tools + &render(&Chat { tools: with_tools.clone(), ..chat })?)
             },
-            |prompt| reasoning.is_some_and(|format| format.is_closed_after(prompt)),
+            reasoning,
         );
         let mut empty = bare.clone();
         empty["function"]["parameters"] = json!({});
-        let needs_more = |tool: Value| !shows(&[], Some(tool), &[TOOL]);
+        let needs_more = |tool: Value| !shows(&[], Some(&tool), &[TOOL]);
         Self {
             tools,
             fills_in_tools: tools == ToolPlace::Template && (needs_more(bare) || needs_more(empty)),
             calls: place,
-            nine_ids: !takes_id("call_0123456789abcdefghi") && takes_id("call00001"),
-            messages: messages(None),
-            messages_beside_tools: messages(with_tools.clone()),
+            calls_beside_tools: beside_tools,
+            nine_ids: refuses_ids(place, None) || refuses_ids(beside_tools, other.as_ref()),
+            messages: messages(place, None),
+            messages_beside_tools: messages(beside_tools, with_tools.clone()),
             parts_alone: parts_alone.clone(),
             efforts,
         }
@@ -202,7 +219,11 @@ fn shows_within_the_system_message(render: impl Fn(&Chat) -> Option<String>) -> 
 
 /// Whether a result has another form as one of the assistant's `tool_responses` than as a message of `tool`: that of the model,
 /// where a template has it.
-fn reads_tool_responses(template: &str, render: impl Fn(&Chat) -> Option<String>) -> bool {
+fn reads_tool_responses(
+    template: &str,
+    tool: Option<&Value>,
+    render: impl Fn(&Chat) -> Option<String>,
+) -> bool {
     if !template.contains("tool_responses") {
         return false;
     }
@@ -212,7 +233,10 @@ fn reads_tool_responses(template: &str, render: impl Fn(&Chat) -> Option<String>
         json!({"role": "assistant", "content": null, "tool_calls": [call]}),
         json!({"role": "tool", "tool_call_id": "call00001", "name": TOOL, "content": RESULT}),
     ];
-    let rendered = |messages: &[Value]| render(&Chat { messages: messages.to_vec(), ..Chat::default() });
+    let tools = tool.map(|tool| vec![tool.clone()]);
+    let rendered = |messages: &[Value]| {
+        render(&Chat { messages: messages.to_vec(), tools: tools.clone(), ..Chat::default() })
+    };
     let as_message = rendered(&messages);
     into_tool_responses(&mut messages);
     let as_response = rendered(&messages);

@@ -44,6 +44,8 @@ enum ReasoningPlace {
     /// Beside the content, or nowhere.
     #[default]
     Message,
+    /// As `reasoning` alone (Solar Open).
+    Reasoning,
     /// Beside calls as `tool_plan` (Command R7B, Command A).
     ToolPlan,
     /// As a part `thinking` of the content (Mistral).
@@ -110,7 +112,12 @@ impl MessageManners {
             place.rewrite(&mut messages);
             render(messages).is_some_and(|text| text.contains(SECOND) && !is_json(&text))
         };
-        let places = [ReasoningPlace::Message, ReasoningPlace::ToolPlan, ReasoningPlace::Part];
+        let places = [
+            ReasoningPlace::Message,
+            ReasoningPlace::Reasoning,
+            ReasoningPlace::ToolPlan,
+            ReasoningPlace::Part,
+        ];
         let reasoning =
             places.into_iter().find(|place| source.contains(place.word()) && shows_reasoning(*place));
         Self {
@@ -197,6 +204,7 @@ impl ReasoningPlace {
     fn word(self) -> &'static str {
         match self {
             Self::Message => "",
+            Self::Reasoning => "reasoning",
             Self::ToolPlan => "tool_plan",
             Self::Part => "thinking",
         }
@@ -206,6 +214,11 @@ impl ReasoningPlace {
         for message in messages {
             match self {
                 Self::Message => {}
+                Self::Reasoning => {
+                    if let Some(reasoning) = take_reasoning(message) {
+                        message["reasoning"] = reasoning.into();
+                    }
+                }
                 Self::ToolPlan if !has_calls(message) || message["tool_plan"].is_string() => {}
                 Self::ToolPlan => {
                     if let Some(reasoning) = take_reasoning(message) {
@@ -420,12 +433,17 @@ mod tests {
 
     impl Family {
         fn of(source: &str) -> Self {
+            Self::of_sources(&[("default", source)])
+        }
+
+        fn of_sources(sources: &[(&str, &str)]) -> Self {
             let tokens = json!({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"});
-            let named = [("default".to_owned(), source.to_owned())];
-            let complain = |_: &str, reason: String| panic!("{reason}: {source}");
+            let named: Vec<(String, String)> =
+                sources.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+            let complain = |name: &str, reason: String| panic!("{name}: {reason}");
             let templates =
                 ChatTemplates::compile(&named, tokens.as_object().expect("an object").clone(), complain);
-            let sources = [source, source];
+            let sources = [true, false].map(|with_tools| templates.source(with_tools).expect("a template"));
             let formats = ChatFormats::of_templates(sources, &FormatFlag::Auto, &FormatFlag::Auto, |chat| {
                 of(&templates, chat)
             });
@@ -808,6 +826,60 @@ mod tests {
         assert_eq!(family("granite3_3").formats.manners.calls, CallPlace::TextAndToolResponse);
     }
 
+    /// Command R7B and Command A are published with a template for chats with tools and one for others, which wants turns.
+    #[test]
+    fn calls_and_results_go_where_the_template_of_tools_shows_them() {
+        let cohere = Family::of_sources(&[
+            (
+                "default",
+                "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}\
+                 {% if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}{% else %}<|CHATBOT_TOKEN|>{{ m.content }}{% endif %}{% endfor %}",
+            ),
+            (
+                "tool_use",
+                "{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ m.content }}<|END_TOOL_RESULT|>\
+                 {% elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|><|START_ACTION|>{% for c in m.tool_calls %}\
+                 {{ c.function.name }}{% endfor %}<|END_ACTION|>{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}",
+            ),
+        ]);
+        let manners = &cohere.formats.manners;
+        assert_eq!(manners.calls, CallPlace::TextAndUser);
+        assert_eq!(manners.calls_beside_tools, CallPlace::Messages);
+        let mut thought = tool_loop("{}");
+        thought[1]["reasoning_content"] = "Hm.".into();
+        let prompt = cohere.prompt_beside(true, thought).expect("a prompt");
+        let shown = "<user>x<|CHATBOT_TOKEN|><|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>f<|END_ACTION|>\
+                     <|SYSTEM_TOKEN|><|START_TOOL_RESULT|>r<|END_TOOL_RESULT|>";
+        assert!(prompt.ends_with(shown), "{prompt}");
+        let prompt = cohere.prompt(tool_loop("{}")).expect("a prompt");
+        assert!(prompt.starts_with("<|USER_TOKEN|>x<|CHATBOT_TOKEN|><|START_ACTION|>["), "{prompt}");
+        assert!(prompt.ends_with("<|END_ACTION|><|USER_TOKEN|>r"), "{prompt}");
+    }
+
+    /// Hunyuan A13B's rule.
+    #[test]
+    fn calls_that_are_shown_beside_tools_alone_stay_where_they_are_there() {
+        let hunyuan = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>\
+             {% elif m.tool_calls %}<tool_calls>[{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}]</tool_calls>\
+             {% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}\
+             {% else %}{% for m in messages %}{% if m.role == 'assistant' %}Answer: {{ m.content }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}\
+             {% endfor %}{% endif %}",
+        );
+        let manners = &hunyuan.formats.manners;
+        assert_eq!((manners.calls, manners.calls_beside_tools), (CallPlace::Text, CallPlace::Messages));
+        let prompt = hunyuan.prompt_beside(true, tool_loop("{}")).expect("a prompt");
+        assert!(
+            prompt.ends_with("<user>x<tool_calls>[f]</tool_calls><tool_response>r</tool_response>"),
+            "{prompt}"
+        );
+        // A template that shows the tools alone does not show their calls.
+        let plain = Family::of(
+            "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+        );
+        assert_eq!(plain.formats.manners.calls_beside_tools, CallPlace::TextAndUser);
+    }
+
     /// LFM2's first template: it shows results, and calls only as the model's text.
     #[test]
     fn calls_that_a_template_does_not_show_are_text_in_its_format() {
@@ -871,6 +943,33 @@ mod tests {
             text.starts_with("<｜tool▁calls▁begin｜>") && text.contains("\n```json\n{\"a\": 1}\n```"),
             "{text}"
         );
+    }
+
+    /// Solar Open's, which has one name for reasoning, in a turn of its own.
+    #[test]
+    fn reasoning_has_the_name_that_the_template_reads() {
+        let solar = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'assistant' %}\
+             {% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}{% if m.tool_calls %}<|begin|>assistant<|tool_calls|>\
+             {% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments | tojson }}\
+             <|tool_call:end|>{% endfor %}<|calls|>{% else %}<|begin|>assistant<|content|>{{ m.content }}<|end|>{% endif %}\
+             {% else %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}",
+        );
+        let formats = (solar.formats.calls, solar.formats.reasoning);
+        assert_eq!(formats.0.map(|format| format.name), Some("solar_open"));
+        assert_eq!(formats.1.map(|format| format.name), Some("solar_open"));
+        for name in ["reasoning_content", "reasoning"] {
+            let mut thought = tool_loop("{}");
+            thought[1][name] = "Hm.".into();
+            assert_eq!(
+                solar.prompt(thought).as_deref(),
+                Some(
+                    "<|begin|>user<|content|>x<|end|><|begin|>assistant<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|>\
+                     <|tool_call:begin|>call00001<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>\
+                     <|begin|>tool<|content|>r<|end|><|begin|>assistant"
+                )
+            );
+        }
     }
 
     /// Those of Mistral's models that reason, and of Command R7B.

@@ -7,7 +7,7 @@ use penstock_output::{ReasoningFormat, Start};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::http::chats::effort::Effort;
+use crate::http::chats::effort::{Effort, Thinking};
 use crate::http::chats::messages::text_of;
 use crate::http::chats::reader::Reading;
 use crate::http::chats::tools::{Bound, Tools};
@@ -19,6 +19,7 @@ pub struct ChatRequest {
     pub params: GenerationParams,
     pub chat: Chat,
     pub effort: Option<Effort>,
+    pub thinking: Option<Thinking>,
     pub tools: Option<Tools>,
     pub max_tokens: Option<u32>,
     pub logprobs: bool,
@@ -47,6 +48,9 @@ impl ChatRequest {
         }
         let manners = &loaded.chats.manners;
         manners.parts_alone.write(&mut self.chat.messages);
+        if let Some(thinking) = self.thinking {
+            manners.efforts.think(thinking, &mut self.chat.variables, &mut self.params.warnings);
+        }
         if let Some(effort) = &self.effort {
             manners.efforts.write(effort, &mut self.chat.variables, &mut self.params.warnings);
         }

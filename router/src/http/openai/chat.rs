@@ -106,6 +106,7 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
     Ok(ChatRequest {
         params,
         effort,
+        thinking: None,
         tools,
         chat: Chat {
             messages,

@@ -127,7 +127,17 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     let params = GenerationParams { grammar, ..GenerationParams::read(fields, served, warnings)? };
     // An answer is a new item: it begins a turn, whoever said the last message.
     let chat = Chat { messages, variables, continue_final_message: Some(false), ..Chat::default() };
-    let chat = ChatRequest { params, chat, effort, tools, max_tokens, logprobs, top_logprobs, names: NAMES };
+    let chat = ChatRequest {
+        params,
+        chat,
+        effort,
+        thinking: None,
+        tools,
+        max_tokens,
+        logprobs,
+        top_logprobs,
+        names: NAMES,
+    };
     let service_tier = service_tier(fields);
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
 }
