@@ -296,7 +296,7 @@ async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
     }
 }
 
-/// As LiteLLM's `hosted_vllm` sends back what Claude Code had from it, and as Mistral writes it.
+/// As LiteLLM's `hosted_vllm` and Envoy's AI gateway send back what Claude Code had from them, and as Mistral writes it.
 #[tokio::test]
 async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
     let template = "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}\
@@ -309,9 +309,11 @@ async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
     let mistral = json!({"type": "thinking", "thinking": [{"type": "text", "text": "H"}, {"type": "text", "text": "m"}]});
     let text = json!({"type": "text", "text": "yes"});
     for (said, shown) in [
+    let envoy = json!({"type": "thinking", "text": "Hm", "signature": ""});
         (json!({"content": [thinking, text]}), "[Hm]yes"),
         (json!({"content": [mistral, text]}), "[Hm]yes"),
         (json!({"content": [thinking, redacted, thinking, text]}), "[HmHm]yes"),
+        (json!({"content": [envoy, text], "tool_calls": call}), "[Hm]yesf()"),
         (json!({"content": [redacted, text]}), "yes"),
         (json!({"content": [{"type": "thinking", "thinking": ""}, text]}), "yes"),
         (json!({"content": [thinking], "tool_calls": call}), "[Hm]f()"),
@@ -342,6 +344,10 @@ async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
         ),
     ] {
         let answer = served.post("/v1/chat/completions", json!({"messages": [message]})).await;
+        (
+            json!({"role": "assistant", "content": [{"type": "thinking", "signature": ""}]}),
+            "`messages[0].content[0].thinking` must be a string or a list of texts",
+        ),
         assert_eq!((answer.status.as_u16(), &answer.json()["error"]["message"]), (422, &json!(says)));
     }
 }

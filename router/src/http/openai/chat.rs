@@ -212,12 +212,13 @@ fn unseen_as_text(message: &mut Value) {
     }
 }
 
-/// Parts of an assistant's message that it has thought: Anthropic's, as LiteLLM's `hosted_vllm` sends them back, and Mistral's.
+/// Parts of an assistant's message that it has thought: Anthropic's, as LiteLLM's `hosted_vllm` and Envoy's AI gateway send them back, and
+/// Mistral's.
 const THINKING: &str = "thinking";
 /// Anthropic's, of which nobody else can read what is in it.
 const REDACTED_THINKING: &str = "redacted_thinking";
 
-/// The text of a part of thinking: with Mistral it has parts of its own.
+/// The text of a part of thinking: with Mistral it has parts of its own, with Envoy it is called as that of a text.
 fn thought(part: &Value) -> Option<String> {
     match &part["thinking"] {
         Value::String(text) => Some(text.clone()),
@@ -225,6 +226,7 @@ fn thought(part: &Value) -> Option<String> {
             let texts = parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text"));
             texts.collect()
         }
+        Value::Null => part["text"].as_str().map(str::to_owned),
         _ => None,
     }
 }
