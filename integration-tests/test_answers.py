@@ -186,10 +186,11 @@ def test_the_document_is_valid_and_names_no_route_that_is_not_there(
     assert described - tried == {("get", path) for path in plain}, "each answer is tried below"
 
 
+@pytest.mark.parametrize("headers", [{}, {"anthropic-version": "2023-06-01"}], ids=["", "anthropic"])
 @pytest.mark.parametrize("path", GETS)
-def test_what_is_read(complete_server: Launched, document: Any, path: str) -> None:
+def test_what_is_read(complete_server: Launched, document: Any, path: str, headers: dict[str, str]) -> None:
     model = wire.get(complete_server.address, "/info").json()["model_id"]
-    reply = wire.get(complete_server.address, filled(path, model))
+    reply = wire.get(complete_server.address, filled(path, model), headers=headers)
     assert reply.status == 200, reply
     check(document, path, "get", 200, "application/json", reply.json())
 

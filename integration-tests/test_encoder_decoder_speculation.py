@@ -101,8 +101,7 @@ def test_what_the_encoder_reads_is_guessed_from(served: Served) -> None:
             served.speculating.metrics().value(name) - then for name, then in zip(names, before, strict=True)
         )
         assert least <= accepted <= most and drafts >= accepted
-        guessed = told["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
-        assert guessed == accepted
+        assert told.get("accepted_drafts", 0) == accepted
         assert steps <= TOKENS + 5 - 0.7 * accepted, f"{steps} steps with {accepted} accepted drafts"
 
 

@@ -174,10 +174,9 @@ def test_a_conversation(chat: Chat, server: Launched) -> None:
 
 
 def test_an_answer_says_how_many_of_its_tokens_were_guessed(chat: Chat) -> None:
-    for guessed, says in ((17, "40 tokens (17 guessed)"), (0, "40 tokens")):
-        details = {"accepted_prediction_tokens": guessed}
-        usage = {"prompt_tokens": 3, "completion_tokens": 40, "completion_tokens_details": details}
-        told(chat, [*pieces("Hello"), {"choices": [], "usage": usage}])
+    for guessed, says in (({"accepted_drafts": 17}, "40 tokens (17 guessed)"), ({}, "40 tokens")):
+        usage = {"prompt_tokens": 3, "completion_tokens": 40, "completion_tokens_details": {}}
+        told(chat, [*pieces("Hello"), {"choices": [], "usage": usage, **guessed}])
         chat.ask("x")
         expect(chat.answer.locator(".summary")).to_contain_text(says)
         chat.page.unroute(CHAT)

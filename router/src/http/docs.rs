@@ -45,9 +45,10 @@ fn markdown() -> String {
          (500); of a 503 it is `healthcheck` on /health, and null elsewhere, so that `huggingface_hub` raises an error with\n\
          the status by which its users retry. `docs/errors.md` has every cause, and what its receiver does.\n\n\
          A stream begins with its first token, and what fails before it has its status (422, 429, 503, ...). But no client waits\n\
-         longer than 15 s for the head of a stream: where queue and prompt take more, it is 200 by then, every 15 s of silence\n\
-         bring a comment (`:`), in chats behind it a chunk with an empty `delta.content`, on `/v1/responses` in its place the event\n\
-         `response.in_progress`, and what fails from then on is the stream's last event, an error in the shape of its route.\n\n\
+         longer than 15 s for the head of a stream: where queue and prompt take more, it is 200 by then, and what fails from then on is the\n\
+         stream's last event, an error in the shape of its route. Every 15 s of silence bring an event that says nothing: a chunk with an\n\
+         empty `delta.content` in chats and with an empty `text` on `/v1/completions`, `response.in_progress` on `/v1/responses`, `ping` on\n\
+         `/v1/messages`, and on TGI's routes a comment (`:`).\n\n\
          | route | |\n|---|---|\n",
     );
     for route in &ROUTES {

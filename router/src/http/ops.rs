@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Response, header};
 use penstock_core::scheduler::Taken;
 use penstock_proto::{CacheGroup, CacheKind};
 use schemars::JsonSchema;
@@ -43,22 +43,33 @@ pub async fn metrics(request: Request) -> Response<Body> {
     response
 }
 
-pub async fn models(State(server): State<Arc<Server>>) -> Response<Body> {
-    if let Err(error) = server.loaded() {
-        return error.response(Family::OpenAi);
+pub async fn models(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response<Body> {
+    let family = dialect(&headers);
+    match server.loaded() {
+        Ok(_) => json(&Models::served(&server, family)),
+        Err(error) => error.response(family),
     }
-    json(&Models { object: ListObject::List, data: vec![Model::served(&server)] })
 }
 
-pub async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Response<Body> {
+pub async fn model(
+    State(server): State<Arc<Server>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Response<Body> {
+    let family = dialect(&headers);
     if let Err(error) = server.loaded() {
-        return error.response(Family::OpenAi);
+        return error.response(family);
     }
     if id != server.config.model_id {
         let message = format!("there is no model {:?}", shortened(&id));
-        return ApiError::new(Cause::NotFound, message).response(Family::OpenAi);
+        return ApiError::new(Cause::NotFound, message).response(family);
     }
-    json(&Model::served(&server))
+    json(&Model::served(&server, family))
+}
+
+/// In whose shape the models are asked for: the path is the same in both dialects, and only Anthropic's clients tell a version.
+fn dialect(headers: &HeaderMap) -> Family {
+    if headers.contains_key("anthropic-version") { Family::Anthropic } else { Family::OpenAi }
 }
 
 pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
@@ -91,6 +102,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
         max_stop_sequences: limits.max_stop_sequences,
         max_top_n_tokens: limits.max_top_n_tokens,
         max_input_tokens: limits.max_input_tokens,
+        max_input_length: limits.max_input_tokens,
         max_total_tokens: limits.max_total_tokens,
         max_batch_prefill_tokens: loaded.max_step_tokens,
         max_batch_total_tokens: loaded.cache_tokens,
@@ -121,37 +133,64 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
 }
 
 #[derive(JsonSchema, Serialize)]
-pub struct Models<'a> {
-    object: ListObject,
-    data: Vec<Model<'a>>,
+#[serde(untagged)]
+pub enum Models<'a> {
+    OpenAi { object: ListObject, data: Vec<Model<'a>> },
+    Anthropic { data: Vec<Model<'a>>, has_more: bool, first_id: &'a str, last_id: &'a str },
 }
 
 #[derive(JsonSchema, Serialize)]
-pub struct Model<'a> {
-    id: &'a str,
-    object: ModelObject,
-    created: u64,
-    owned_by: &'a str,
+#[serde(untagged)]
+pub enum Model<'a> {
+    OpenAi {
+        id: &'a str,
+        object: ModelObject,
+        created: u64,
+        owned_by: &'a str,
+    },
+    Anthropic {
+        #[serde(rename = "type")]
+        kind: ModelObject,
+        id: &'a str,
+        display_name: &'a str,
+        created_at: &'static str,
+    },
 }
+
+/// What Anthropic says of models of which it does not know when they came.
+const UNKNOWN_DATE: &str = "1970-01-01T00:00:00Z";
 
 #[derive(JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
-enum ListObject {
+pub enum ListObject {
     List,
 }
 
 #[derive(JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
-enum ModelObject {
+pub enum ModelObject {
     Model,
 }
 
+impl<'a> Models<'a> {
+    fn served(server: &'a Server, family: Family) -> Self {
+        let (data, id) = (vec![Model::served(server, family)], &server.config.model_id);
+        match family {
+            Family::Anthropic => Self::Anthropic { data, has_more: false, first_id: id, last_id: id },
+            Family::OpenAi | Family::Tgi => Self::OpenAi { object: ListObject::List, data },
+        }
+    }
+}
+
 impl<'a> Model<'a> {
-    fn served(server: &'a Server) -> Self {
-        let id = &server.config.model_id;
-        Self { id, object: ModelObject::Model, created: 0, owned_by: id }
+    fn served(server: &'a Server, family: Family) -> Self {
+        let (id, kind) = (&server.config.model_id, ModelObject::Model);
+        match family {
+            Family::Anthropic => Self::Anthropic { kind, id, display_name: id, created_at: UNKNOWN_DATE },
+            Family::OpenAi | Family::Tgi => Self::OpenAi { id, object: kind, created: 0, owned_by: id },
+        }
     }
 }
 
@@ -219,6 +258,8 @@ pub struct Info<'a> {
     max_stop_sequences: u32,
     max_top_n_tokens: u32,
     max_input_tokens: u32,
+    /// The same by TGI's older name, by which Continue knows how long prompts may be.
+    max_input_length: u32,
     max_total_tokens: u32,
     max_batch_prefill_tokens: u32,
     max_batch_total_tokens: u64,

@@ -198,6 +198,7 @@ async fn info_has_tgis_fields_and_what_the_model_runs_on() {
         ("max_stop_sequences", json!(4)),
         ("max_total_tokens", json!(4000)),
         ("max_input_tokens", json!(3999)),
+        ("max_input_length", json!(3999)),
         ("max_client_batch_size", json!(4)),
         ("validation_workers", json!(2)),
         ("kv_blocks", json!(256)),

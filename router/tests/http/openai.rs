@@ -1,5 +1,7 @@
 //! OpenAI's routes, as its clients use them.
 
+use http_body_util::Full;
+use hyper::{Request, header};
 use penstock_core::worker::mock::{Dictation, MockConfig};
 use serde_json::{Value, json};
 
@@ -296,7 +298,7 @@ async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
     }
 }
 
-/// As LiteLLM's `hosted_vllm` sends back what Claude Code had from it, and as Mistral writes it.
+/// As LiteLLM's `hosted_vllm` and Envoy's AI gateway send back what Claude Code had from them, and as Mistral writes it.
 #[tokio::test]
 async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
     let template = "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}\
@@ -307,9 +309,11 @@ async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
     let thinking = json!({"type": "thinking", "thinking": "Hm", "signature": "x"});
     let redacted = json!({"type": "redacted_thinking", "data": "x"});
     let mistral = json!({"type": "thinking", "thinking": [{"type": "text", "text": "H"}, {"type": "text", "text": "m"}]});
+    let envoy = json!({"type": "thinking", "text": "Hm", "signature": ""});
     let text = json!({"type": "text", "text": "yes"});
     for (said, shown) in [
         (json!({"content": [thinking, text]}), "[Hm]yes"),
+        (json!({"content": [envoy, text], "tool_calls": call}), "[Hm]yesf()"),
         (json!({"content": [mistral, text]}), "[Hm]yes"),
         (json!({"content": [thinking, redacted, thinking, text]}), "[HmHm]yes"),
         (json!({"content": [redacted, text]}), "yes"),
@@ -339,6 +343,10 @@ async fn what_an_assistant_thought_in_parts_is_its_reasoning() {
         (
             json!({"role": "assistant", "content": [text, none]}),
             "`messages[0].content[1].thinking` must be a string or a list of texts",
+        ),
+        (
+            json!({"role": "assistant", "content": [{"type": "thinking", "signature": ""}]}),
+            "`messages[0].content[0].thinking` must be a string or a list of texts",
         ),
     ] {
         let answer = served.post("/v1/chat/completions", json!({"messages": [message]})).await;
@@ -630,4 +638,24 @@ async fn the_served_model_is_listed() {
     let body = served.get("/v1/models").await.good();
     let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
     assert_eq!(body, json!({"object": "list", "data": [model]}));
+    assert_eq!(served.get("/v1/models/test/model").await.good(), model);
+}
+
+/// n8n shows `display_name` in its list of models.
+#[tokio::test]
+async fn clients_of_anthropics_dialect_get_its_list_of_models() {
+    let served = Served::default().await;
+    let get = async |path: &str| {
+        let request = Request::get(path).header(header::HOST, "localhost");
+        let request = request.header("anthropic-version", "2023-06-01").body(Full::default());
+        served.send(request.expect("valid")).await
+    };
+    let created_at = "1970-01-01T00:00:00Z";
+    let model =
+        json!({"type": "model", "id": "test/model", "display_name": "test/model", "created_at": created_at});
+    let list = json!({"data": [model], "has_more": false, "first_id": "test/model", "last_id": "test/model"});
+    assert_eq!(get("/v1/models").await.good(), list);
+    assert_eq!(get("/v1/models/test/model").await.good(), model);
+    let other = get("/v1/models/other").await;
+    assert_eq!((other.status.as_u16(), &other.json()["error"]["type"]), (404, &json!("not_found_error")));
 }

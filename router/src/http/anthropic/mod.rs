@@ -231,6 +231,7 @@ pub enum Event<'a> {
     ContentBlockStop { index: usize },
     MessageDelta { delta: Ended<'a>, usage: Usage },
     MessageStop,
+    Ping,
 }
 
 impl Event<'_> {
@@ -242,6 +243,7 @@ impl Event<'_> {
             Self::ContentBlockStop { .. } => "content_block_stop",
             Self::MessageDelta { .. } => "message_delta",
             Self::MessageStop => "message_stop",
+            Self::Ping => "ping",
         }
     }
 }
@@ -288,6 +290,13 @@ impl ChunkWriter for Events {
         say(encoder, &Event::MessageStop);
     }
 
+    /// Clients take nothing before `message_start`.
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        if !self.begin(encoder) {
+            say(encoder, &Event::Ping);
+        }
+    }
+
     fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
         encoder.named_raw("error", &error.body(Family::Anthropic));
     }
@@ -298,9 +307,10 @@ fn say(encoder: &mut Encoder, event: &Event) {
 }
 
 impl Events {
-    fn begin(&mut self, encoder: &mut Encoder) {
+    /// False: the message has begun before.
+    fn begin(&mut self, encoder: &mut Encoder) -> bool {
         if std::mem::replace(&mut self.has_begun, true) {
-            return;
+            return false;
         }
         let message = Message {
             id: &self.id,
@@ -314,6 +324,7 @@ impl Events {
             warnings: &self.warnings,
         };
         say(encoder, &Event::MessageStart { message });
+        true
     }
 
     fn tell(&mut self, events: Vec<BlockEvent>, encoder: &mut Encoder) {
@@ -345,5 +356,41 @@ impl Events {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::http::chats::reader::Reading;
+    use crate::http::openai::stream::tests::Silent;
+    use crate::http::sse::tests::told_in_silence;
+
+    /// A comment would be data to some clients, and the end of the stream.
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_pings() {
+        let writer = Events {
+            id: "msg_1".into(),
+            model: "m".into(),
+            warnings: Warnings::default(),
+            prompt_tokens: 7,
+            blocks: Blocks::new(&Reading::plain()),
+            has_begun: false,
+            index: 0,
+        };
+        let told = told_in_silence(Silent(writer), 46).await;
+        let events: Vec<&str> = told.split("\n\n").filter(|event| !event.is_empty()).collect();
+        let read = |event: &&str| {
+            let (name, data) = event.split_once("\ndata: ").expect("a name and data");
+            let data: Value = serde_json::from_str(data).expect("JSON");
+            let name = name.strip_prefix("event: ").expect("a name");
+            assert_eq!(data["type"], name);
+            (name.to_owned(), data["message"]["usage"]["input_tokens"].clone())
+        };
+        let ping = ("ping".to_owned(), Value::Null);
+        let begins = ("message_start".to_owned(), 7.into());
+        assert_eq!(events.iter().map(read).collect::<Vec<_>>(), [begins, ping.clone(), ping]);
     }
 }

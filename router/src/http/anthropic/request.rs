@@ -52,7 +52,7 @@ pub enum MaxTokens {
 /// Reads a request to `/v1/messages`, or one that counts its tokens.
 pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequest, ApiError> {
     let mut warnings = Warnings::default();
-    let table = request_fields::anthropic_fields();
+    let mut table = request_fields::anthropic_fields();
     let known = table.iter().map(|field| field.name);
     let known = known.chain(WITHOUT_EFFECT).chain(NAMED.map(|(name, _)| name));
     let known: Vec<&str> = known.collect();
@@ -66,6 +66,10 @@ pub fn parse(fields: &Fields, served: &str, needs: MaxTokens) -> Result<ChatRequ
         if fields.value(name).is_some() {
             warnings.no_effect(name, why);
         }
+    }
+    // How LangChain.js spells "off" where nothing is set, as of `top_k`.
+    if fields.value(request_fields::TOP_P.name).is_some_and(|top_p| top_p.as_f64() == Some(-1.0)) {
+        table.retain(|field| field.name != request_fields::TOP_P.name);
     }
     let fields = fields.only(&table);
     let max_tokens = fields.small(&request_fields::MAX_TOKENS)?;
@@ -641,6 +645,19 @@ mod tests {
 
     fn assistant(blocks: Value) -> Value {
         json!({"role": "assistant", "content": blocks})
+    }
+
+    #[test]
+    fn what_langchain_js_sends_where_nothing_is_set_is_off() {
+        for (top_p, top_k) in [(json!(-1), json!(-1)), (json!(-1.0), json!(0))] {
+            let asked = parsed(json!({"temperature": 1, "top_p": top_p, "top_k": top_k})).expect("valid");
+            let sampling = &asked.params.sampling;
+            assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k), (1.0, 1.0, 0));
+            assert!(asked.params.warnings.is_empty());
+        }
+        for top_p in [json!(-0.5), json!(-2)] {
+            assert!(refusal(json!({"top_p": top_p})).starts_with("`top_p` must be a number >= 0"));
+        }
     }
 
     #[test]

@@ -68,13 +68,19 @@ impl Shape {
     pub const MESSAGES: Self =
         Self { is_nested: false, schemas: &["input_schema"], has_namespaces: false, hosted: &[] };
 
-    /// The type of a tool that is left out.
-    pub fn left_out<'a>(&self, tool: &Object<'a>) -> Option<&'a str> {
+    /// Why a tool is left out, of one that is.
+    pub fn left_out(&self, tool: &Object) -> Option<String> {
         let kind = tool.value("type").as_str()?;
         let is = |hosted: &&str| {
             kind.strip_prefix(hosted).is_some_and(|version| version.is_empty() || version.starts_with('_'))
         };
-        self.hosted.iter().any(is).then_some(kind)
+        if self.hosted.iter().any(is) {
+            return Some(format!("this server runs no {}", shortened(kind)));
+        }
+        // Codex has it beside other tools, which do without it.
+        let is_search = self.has_namespaces && kind == TOOL_SEARCH;
+        is_search
+            .then(|| "the model cannot search for tools, and knows those that are in the request".to_owned())
     }
 }
 
@@ -351,7 +357,8 @@ impl Shape {
 
 /// Tools of OpenAI's responses that the client runs, and that are called by items of their own.
 const OWN_FORMS: [&str; 6] =
-    ["local_shell", "shell", "apply_patch", "tool_search", "computer", "computer_use_preview"];
+    ["local_shell", "shell", "apply_patch", TOOL_SEARCH, "computer", "computer_use_preview"];
+const TOOL_SEARCH: &str = "tool_search";
 
 const NAMELESS: &str = "must be a string that is not empty";
 

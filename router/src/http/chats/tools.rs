@@ -100,9 +100,8 @@ impl Tools {
     ) -> Result<Option<Self>, ApiError> {
         let mut left_out = None;
         let functions = functions(fields, additional, |tool| match shape.left_out(tool) {
-            Some(kind) => {
-                let place = tool.place.to_string();
-                warnings.no_effect(&place, &format!("here: this server runs no {}", shortened(kind)));
+            Some(why) => {
+                warnings.no_effect(&tool.place.to_string(), &format!("here: {why}"));
                 left_out = left_out.take().or_else(|| Function::read(tool, shape).err());
                 Ok(Vec::new())
             }

@@ -76,34 +76,42 @@ pub struct ApiError {
     overflow: Option<Box<Overflow>>,
 }
 
-/// Which tokens are too many, in numbers.
+/// Which tokens are too many, in numbers. `of` is what the dialect calls the prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Overflow {
     /// Those of the prompt. `given` is `None` where they were not all counted.
-    Prompt { most: usize, given: Option<u32> },
+    Prompt { of: &'static str, most: usize, given: Option<u32> },
     /// Those of the prompt and the new ones together.
-    Total { most: u32, prompt: u32, new: u32 },
+    Total { of: &'static str, most: u32, prompt: u32, new: u32 },
 }
 
 impl Overflow {
-    /// A sentence before our own. Clients find out by these words, and by the numbers in them, that they have to shorten the
-    /// conversation or to ask for fewer tokens; TGI's look for our own.
+    /// Sentences before our own. Clients find out by these words, and by the numbers in them, that they have to shorten the
+    /// conversation or to ask for fewer tokens; TGI's look for our own. Of OpenAI's Crush needs both numbers, and on one line.
     fn sentence(self, family: Family) -> Option<String> {
         let sentence = match (family, self) {
             (Family::Tgi, _) => return None,
-            (Family::OpenAi, Self::Prompt { most, .. }) => {
-                format!("This model's maximum context length is {most} tokens for the prompt")
+            (Family::OpenAi, Self::Prompt { of, most, given }) => {
+                let given = given.map_or_else(|| format!("~{}", most + 1), |given| given.to_string());
+                format!(
+                    "This model's maximum context length is {most} tokens for the prompt. However, your {of} resulted in {given} \
+                     tokens. Please reduce the length of the {of}"
+                )
             }
-            (Family::OpenAi, Self::Total { most, .. }) => {
-                format!("This model's maximum context length is {most} tokens")
+            (Family::OpenAi, Self::Total { of, most, prompt, new }) => {
+                let sum = u64::from(prompt) + u64::from(new);
+                format!(
+                    "This model's maximum context length is {most} tokens. However, you requested {sum} tokens ({prompt} in the \
+                     {of}, {new} in the completion). Please reduce the length of the {of} or completion"
+                )
             }
-            (Family::Anthropic, Self::Prompt { most, given: Some(given) }) => {
+            (Family::Anthropic, Self::Prompt { most, given: Some(given), .. }) => {
                 format!("prompt is too long: {given} tokens > {most} maximum")
             }
-            (Family::Anthropic, Self::Prompt { most, given: None }) => {
+            (Family::Anthropic, Self::Prompt { most, given: None, .. }) => {
                 format!("prompt is too long: at least {} tokens > {most} maximum", most + 1)
             }
-            (Family::Anthropic, Self::Total { most, prompt, new }) => {
+            (Family::Anthropic, Self::Total { most, prompt, new, .. }) => {
                 format!("input length and `max_tokens` exceed context limit: {prompt} + {new} > {most}")
             }
         };
@@ -349,7 +357,7 @@ impl FieldNames {
             GenerationFailure::Prompt(PromptError::TooMuchText { limit, most, given }) => {
                 let text = format!("must come to <= {most} bytes of text");
                 let error = ApiError::invalid(self.prompt, text).given(given.to_string());
-                error.overflowing(Overflow::Prompt { most: limit, given: None })
+                error.overflowing(Overflow::Prompt { of: self.prompt, most: limit, given: None })
             }
             GenerationFailure::Prompt(PromptError::Chat(invalid)) => invalid_chat(&invalid),
             GenerationFailure::Prompt(PromptError::Template(text)) => {
@@ -426,9 +434,11 @@ impl FieldNames {
                 let (field, overflow) = match blames {
                     // Fewer new tokens would not make it fit.
                     Part::Prompt { most } => {
-                        (prompt, Overflow::Prompt { most: most as usize, given: Some(length) })
+                        (prompt, Overflow::Prompt { of: prompt, most: most as usize, given: Some(length) })
                     }
-                    Part::NewTokens => (max_new_tokens, Overflow::Total { most: limit, prompt: length, new }),
+                    Part::NewTokens => {
+                        (max_new_tokens, Overflow::Total { of: prompt, most: limit, prompt: length, new })
+                    }
                 };
                 let text = format!("`{prompt}` tokens + `{max_new_tokens}` must be <= {limit}");
                 let given = format!("{length} `{prompt}` tokens and {new} `{max_new_tokens}`");
@@ -444,7 +454,7 @@ impl FieldNames {
     fn too_long(&self, most: usize, given: Option<u32>) -> ApiError {
         let counted = given.map_or_else(|| format!("more than {most}"), |given| given.to_string());
         let error = ApiError::invalid(self.prompt, format!("must have <= {most} tokens")).given(counted);
-        error.overflowing(Overflow::Prompt { most, given })
+        error.overflowing(Overflow::Prompt { of: self.prompt, most, given })
     }
 }
 
@@ -575,8 +585,9 @@ mod tests {
         let names = FieldNames { max_new_tokens: "max_completion_tokens", ..FieldNames::CHAT };
         let too_many = |blames| InvalidRequest::TotalTokens { limit: 10, prompt: 4, new: 7, blames };
         let body = body(&names.error(too_many(Part::NewTokens)), Family::OpenAi);
-        let message = "This model's maximum context length is 10 tokens. `messages` tokens + `max_completion_tokens` must \
-                       be <= 10. Given: 4 `messages` tokens and 7 `max_completion_tokens`";
+        let message = "This model's maximum context length is 10 tokens. However, you requested 11 tokens (4 in the messages, 7 in \
+                       the completion). Please reduce the length of the messages or completion. `messages` tokens + \
+                       `max_completion_tokens` must be <= 10. Given: 4 `messages` tokens and 7 `max_completion_tokens`";
         assert_eq!(body["error"]["message"], message);
         assert_eq!(body["error"]["type"], "invalid_request_error");
         assert_eq!(body["error"]["param"], "max_completion_tokens");
@@ -584,7 +595,7 @@ mod tests {
         assert_eq!(names.error(too_many(Part::Prompt { most: 3 })).param(), Some("messages"));
     }
 
-    /// What OpenCode, LiteLLM, Claude Code and others look for in a message.
+    /// What OpenCode, LiteLLM, Claude Code, Crush, OpenHands and others look for in a message.
     #[test]
     fn too_many_tokens_are_told_in_the_words_that_a_familys_clients_look_for() {
         let together = |prompt, new, blames| {
@@ -599,27 +610,32 @@ mod tests {
         for (failure, openai, anthropic) in [
             (
                 both,
-                "This model's maximum context length is 10 tokens",
+                "This model's maximum context length is 10 tokens. However, you requested 11 tokens (4 in the messages, 7 in the \
+                 completion). Please reduce the length of the messages or completion",
                 "input length and `max_tokens` exceed context limit: 4 + 7 > 10",
             ),
             (
                 prompt,
-                "This model's maximum context length is 9 tokens for the prompt",
+                "This model's maximum context length is 9 tokens for the prompt. However, your messages resulted in 12 tokens. \
+                 Please reduce the length of the messages",
                 "prompt is too long: 12 tokens > 9 maximum",
             ),
             (
                 counted,
-                "This model's maximum context length is 9 tokens for the prompt",
+                "This model's maximum context length is 9 tokens for the prompt. However, your messages resulted in 12 tokens. \
+                 Please reduce the length of the messages",
                 "prompt is too long: 12 tokens > 9 maximum",
             ),
             (
                 uncounted,
-                "This model's maximum context length is 9 tokens for the prompt",
+                "This model's maximum context length is 9 tokens for the prompt. However, your messages resulted in ~10 tokens. \
+                 Please reduce the length of the messages",
                 "prompt is too long: at least 10 tokens > 9 maximum",
             ),
             (
                 too_much,
-                "This model's maximum context length is 9 tokens for the prompt",
+                "This model's maximum context length is 9 tokens for the prompt. However, your messages resulted in ~10 tokens. \
+                 Please reduce the length of the messages",
                 "prompt is too long: at least 10 tokens > 9 maximum",
             ),
         ] {

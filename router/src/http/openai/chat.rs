@@ -213,12 +213,13 @@ fn unseen_as_text(message: &mut Value) {
     }
 }
 
-/// Parts of an assistant's message that it has thought: Anthropic's, as LiteLLM's `hosted_vllm` sends them back, and Mistral's.
+/// Parts of an assistant's message that it has thought: Anthropic's, as LiteLLM's `hosted_vllm` and Envoy's AI gateway send them back, and
+/// Mistral's.
 const THINKING: &str = "thinking";
 /// Anthropic's, of which nobody else can read what is in it.
 const REDACTED_THINKING: &str = "redacted_thinking";
 
-/// The text of a part of thinking: with Mistral it has parts of its own.
+/// The text of a part of thinking: with Mistral it has parts of its own, with Envoy it is called as that of a text.
 fn thought(part: &Value) -> Option<String> {
     match &part["thinking"] {
         Value::String(text) => Some(text.clone()),
@@ -226,6 +227,7 @@ fn thought(part: &Value) -> Option<String> {
             let texts = parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text"));
             texts.collect()
         }
+        Value::Null => part["text"].as_str().map(str::to_owned),
         _ => None,
     }
 }
@@ -527,9 +529,8 @@ impl ChunkWriter for ChatChunks {
         encoder.done();
     }
 
-    /// Agents give up on a stream without chunks for some minutes, however many comments it has. TGI's comment comes before.
+    /// Agents give up on a stream without chunks for some minutes, however many comments it has.
     fn break_silence(&mut self, encoder: &mut Encoder) {
-        encoder.comment();
         let Some(index) = self.choices.iter().position(|choice| !choice.has_ended) else { return };
         if !self.begin(index, encoder) {
             self.chunk(index, Delta::default(), None, encoder);
@@ -796,8 +797,7 @@ mod tests {
             }
         };
         let chunks = |told: &str| -> Vec<Value> {
-            // TGI's comment stands before each.
-            assert_eq!(told.matches(":\n\ndata: ").count(), told.matches("data: ").count(), "{told}");
+            assert!(told.lines().all(|line| line.is_empty() || line.starts_with("data: ")), "{told}");
             let data = told.lines().filter_map(|line| line.strip_prefix("data: "));
             data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
         };

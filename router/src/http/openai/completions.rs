@@ -304,6 +304,14 @@ impl ChunkWriter for CompletionChunks {
         })
     }
 
+    fn break_silence(&mut self, encoder: &mut Encoder) {
+        let has_ended = |index: &usize| self.done.iter().any(|(ended, _)| ended == index);
+        // There is one: the stream ends with the last.
+        let index = (0..).find(|index| !has_ended(index)).unwrap_or_default();
+        let choice = Choice { index, text: String::new(), logprobs: None, finish_reason: None };
+        self.chunk(choice, None, encoder);
+    }
+
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder) {
         // Without `include_usage` the last chunk of a choice has its own, as in TGI.
         let usage = (!self.include_usage).then(|| Usage::of([&done]));
@@ -580,4 +588,57 @@ fn spelled(prompt: &Prompt, id: TokenId) -> String {
 /// JSON has no infinity; this is how OpenAI writes "as good as impossible".
 fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::http::openai::stream::tests::Silent;
+    use crate::http::sse::tests::told_in_silence;
+
+    /// A comment would be data to some clients, and the end of the stream.
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_chunks() {
+        let head = AnswerHead::new("cmpl", "m".into());
+        let mut warnings = Warnings::default();
+        warnings.no_effect("store", "here");
+        let mut writer = CompletionChunks {
+            frame: head.frame(Kind::TextCompletion),
+            head,
+            warnings,
+            include_usage: true,
+            spelling: None,
+            echoes: Vec::new(),
+            offsets: Vec::new(),
+            echoing: None,
+            done: Vec::new(),
+            answers_each: 3,
+        };
+        let ended = Done {
+            text: String::new(),
+            finish_reason: FinishReason::Length,
+            stop: None,
+            generated_tokens: 1,
+            skipped_tokens: 0,
+            seed: None,
+            prompt_tokens: 1,
+            cached_tokens: 0,
+            timings: Default::default(),
+        };
+        // In any order.
+        writer.done = vec![(2, ended.clone()), (0, ended)];
+        let told = told_in_silence(Silent(writer), 31).await;
+        assert!(told.lines().all(|line| line.is_empty() || line.starts_with("data: ")), "{told}");
+        let data = told.lines().filter_map(|line| line.strip_prefix("data: "));
+        let chunks: Vec<Value> = data.map(|data| serde_json::from_str(data).expect("JSON")).collect();
+        assert_eq!(chunks.len(), 2);
+        for (nth, chunk) in chunks.iter().enumerate() {
+            let choice = json!({"index": 1, "text": "", "logprobs": null, "finish_reason": null});
+            assert_eq!(chunk["choices"], json!([choice]));
+            assert_eq!(chunk["usage"], Value::Null);
+            assert_eq!(chunk.get("warnings").is_some(), nth == 0, "{chunk}");
+        }
+    }
 }

@@ -15,6 +15,7 @@ use penstock_core::generation::FinishReason;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::openai::usage::Usage;
 use crate::http::sse::Frame;
 use crate::http::warnings::Warnings;
 
@@ -34,7 +35,7 @@ impl AnswerHead {
         Self { id: format!("{kind}-{:032x}", rand::random::<u128>()), created, model }
     }
 
-    pub fn answer<'a, O, C, U>(
+    pub fn answer<'a, O, C, U: Copy + Into<Option<Usage>>>(
         &'a self,
         object: O,
         choices: &'a [C],
@@ -42,14 +43,24 @@ impl AnswerHead {
         warnings: &'a Warnings,
     ) -> Answer<'a, O, C, U> {
         let Self { id, created, model } = self;
-        let system_fingerprint = FINGERPRINT;
-        Answer { object, id, created: *created, model, system_fingerprint, choices, usage, warnings }
+        let counted: Option<Usage> = usage.into();
+        Answer {
+            object,
+            id,
+            created: *created,
+            model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+            accepted_drafts: counted.map(|usage| usage.accepted_drafts).filter(|drafts| *drafts > 0),
+            warnings,
+        }
     }
 
     /// What the chunks of an answer have around their one choice, where they have no usage and no warnings.
     pub fn frame<O: Serialize>(&self, object: O) -> Frame {
         let none: [(); 0] = [];
-        Frame::around("choices", &self.answer(object, &none, None::<usage::Usage>, &Warnings::default()))
+        Frame::around("choices", &self.answer(object, &none, None::<Usage>, &Warnings::default()))
     }
 }
 
@@ -63,6 +74,9 @@ pub struct Answer<'a, O, C, U> {
     system_fingerprint: &'static str,
     choices: &'a [C],
     usage: U,
+    /// Of these tokens those that were guessed before the model came to them, where there are any: with `--speculate`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_drafts: Option<u32>,
     #[serde(skip_serializing_if = "Warnings::is_empty")]
     warnings: &'a Warnings,
 }

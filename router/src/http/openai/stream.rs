@@ -22,10 +22,9 @@ pub trait ChunkWriter: Send + Unpin + 'static {
         false
     }
 
-    /// After every 15 s of silence: `EventSource::break_silence`.
-    fn break_silence(&mut self, encoder: &mut Encoder) {
-        encoder.comment();
-    }
+    /// After every 15 s of silence: an event that says nothing. Not a comment: openai-go before 2026, KServe's proxy, Portkey and
+    /// mistral-vibe read its line as data, and end the stream.
+    fn break_silence(&mut self, encoder: &mut Encoder);
 
     /// The choice has ended well.
     fn done(&mut self, index: usize, done: Done, encoder: &mut Encoder);

@@ -23,6 +23,7 @@ export class Answer {
   sent = null;
   finish = null;
   usage = null;
+  acceptedDrafts = 0;
   warnings = [];
   error = null;
   began = clock();
@@ -37,6 +38,7 @@ export class Answer {
   take(chunk) {
     this.warnings.push(...(chunk.warnings ?? []));
     if (chunk.usage) this.usage = chunk.usage;
+    this.acceptedDrafts = chunk.accepted_drafts ?? this.acceptedDrafts;
     const choice = chunk.choices?.[0];
     if (!choice) return;
     if (choice.finish_reason) this.finish = choice.finish_reason;
@@ -133,7 +135,7 @@ export class Answer {
     const parts = [];
     if (this.usage) {
       const count = this.usage.completion_tokens;
-      const guessed = this.usage.completion_tokens_details?.accepted_prediction_tokens ?? 0;
+      const guessed = this.acceptedDrafts;
       parts.push(`${count} token${count === 1 ? "" : "s"}${guessed ? ` (${guessed} guessed)` : ""}`);
       const seconds = this.lastAt - this.firstAt;
       if (count > 1 && seconds > 0) parts.push(`${((count - 1) / seconds).toFixed(1)} per second`);

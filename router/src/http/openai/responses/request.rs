@@ -275,18 +275,63 @@ pub enum InputItem<'a> {
     AdditionalTools {
         tools: &'a [Value],
     },
+    /// A call of Codex' older shell: to the model a function `local_shell`.
+    LocalShellCall {
+        call_id: &'a str,
+        #[schemars(with = "serde_json::Map<String, Value>")]
+        action: &'a Value,
+    },
+    /// What one of Codex' agents says to another: a message of the user. Left out, and named in `warnings`, where it is encrypted.
+    AgentMessage {
+        author: &'a str,
+        recipient: &'a str,
+        content: Vec<AgentPartParam<'a>>,
+    },
+    /// Beside those of `tools`, as `additional_tools`.
+    ToolSearchOutput {
+        tools: &'a [Value],
+    },
+    /// Left out, and named in `warnings`.
+    ToolSearchCall {},
     /// Left out, and named in `warnings`.
     Compaction {},
     /// Left out, and named in `warnings`.
+    CompactionSummary {},
+    /// Left out, and named in `warnings`.
+    ContextCompaction {},
+    /// Left out, and named in `warnings`.
     WebSearchCall {},
+    /// Left out, and named in `warnings`.
+    ImageGenerationCall {},
+    /// Left out, and named in `warnings`.
+    ConfigurationUpdate {},
 }
 
-/// Items that are left out, by their type, and why. OpenAI's servers write them, and a session that goes on here has them in each of
-/// its requests.
-const LEFT_OUT: [(&str, &str); 2] = [
-    ("compaction", "only the server that wrote it can read it, and the model is not told what it stands for"),
-    ("web_search_call", "what was found is not in it, and the model is not told of the search"),
-];
+impl InputItem<'_> {
+    /// Why it is left out, of one that is. OpenAI's servers write such items, or Codex for them, and a session that goes on here has
+    /// them in each of its requests.
+    fn left_out(&self) -> Option<&'static str> {
+        match self {
+            Self::Compaction {} | Self::CompactionSummary {} | Self::ContextCompaction {} => Some(
+                "only the server that wrote it can read it, and the model is not told what it stands for",
+            ),
+            Self::AgentMessage { content, .. } if AgentPartParam::texts(content).is_none() => Some(
+                "only the server that wrote it can read it, and the model is not told what an agent said",
+            ),
+            Self::WebSearchCall {} => {
+                Some("what was found is not in it, and the model is not told of the search")
+            }
+            Self::ToolSearchCall {} => {
+                Some("the model is not told of the search, only of the tools that were found")
+            }
+            Self::ImageGenerationCall {} => {
+                Some("only text is supported, and the model is not told of the image")
+            }
+            Self::ConfigurationUpdate {} => Some("`reasoning` says how to reason"),
+            _ => None,
+        }
+    }
+}
 
 fn leave_out_type(schema: &mut Schema) {
     if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
@@ -321,6 +366,33 @@ pub enum PartParam<'a> {
     SummaryText { text: &'a str },
     ReasoningText { text: &'a str },
     Refusal { refusal: &'a str },
+}
+
+/// A part of what an agent says.
+#[derive(JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case")]
+pub enum AgentPartParam<'a> {
+    InputText { text: &'a str },
+    EncryptedContent {},
+}
+
+impl<'a> AgentPartParam<'a> {
+    fn read(part: Object<'a>) -> Result<Self, ApiError> {
+        Ok(match part.kind()? {
+            "input_text" => Self::InputText { text: part.text("text")? },
+            "encrypted_content" => Self::EncryptedContent {},
+            kind => return Err(no_text(part.place.clone(), kind)),
+        })
+    }
+
+    /// All of them, where none is encrypted.
+    fn texts(parts: &[Self]) -> Option<String> {
+        let text = |part: &Self| match part {
+            Self::InputText { text } => Some(*text),
+            Self::EncryptedContent {} => None,
+        };
+        parts.iter().map(text).collect()
+    }
 }
 
 /// What a tool returned: a text, or its parts.
@@ -465,6 +537,10 @@ impl<'a> InputItem<'a> {
             Some(_) => Err(item.wrong(name, "must be a list of parts")),
         };
         let namespace = || item.get("namespace").map(|_| item.text("namespace")).transpose();
+        let tools = || match item.value("tools") {
+            Value::Array(tools) => Ok(&tools[..]),
+            _ => Err(item.wrong("tools", "must be a list of tools")),
+        };
         let kind = match item.get("type") {
             None if item.get("role").is_some() => "message",
             _ => item.kind()?,
@@ -501,12 +577,29 @@ impl<'a> InputItem<'a> {
                 call_id: item.text("call_id")?,
                 output: Output::read(item, unseen)?,
             },
-            "additional_tools" => match item.value("tools") {
-                Value::Array(tools) => Self::AdditionalTools { tools },
-                _ => return Err(item.wrong("tools", "must be a list of tools")),
+            "additional_tools" => Self::AdditionalTools { tools: tools()? },
+            "tool_search_output" => Self::ToolSearchOutput { tools: tools()? },
+            "local_shell_call" => match item.value("action") {
+                action @ Value::Object(_) => Self::LocalShellCall { call_id: item.text("call_id")?, action },
+                _ => return Err(item.wrong("action", "must be an object")),
             },
+            "agent_message" => Self::AgentMessage {
+                author: item.text("author")?,
+                recipient: item.text("recipient")?,
+                content: match item.value("content") {
+                    Value::Array(parts) => objects(&item.at("content"), parts)
+                        .map(|part| AgentPartParam::read(part?))
+                        .collect::<Result<_, _>>()?,
+                    _ => return Err(item.wrong("content", "must be a list of parts")),
+                },
+            },
+            "tool_search_call" => Self::ToolSearchCall {},
             "compaction" => Self::Compaction {},
+            "compaction_summary" => Self::CompactionSummary {},
+            "context_compaction" => Self::ContextCompaction {},
             "web_search_call" => Self::WebSearchCall {},
+            "image_generation_call" => Self::ImageGenerationCall {},
+            "configuration_update" => Self::ConfigurationUpdate {},
             "item_reference" => {
                 let text = "of type \"item_reference\" is not supported: no answer is kept, so the item itself has to be \
                             sent, as clients do that are told `store: false`";
@@ -552,7 +645,24 @@ impl<'a> InputItem<'a> {
                 let content = output.joined();
                 messages.push(json!({"role": "tool", "tool_call_id": call_id, "content": content}));
             }
-            Self::AdditionalTools { .. } | Self::Compaction {} | Self::WebSearchCall {} => {}
+            Self::LocalShellCall { call_id, action } => {
+                add_call(messages, call_id, None, "local_shell", action.clone());
+            }
+            Self::AgentMessage { author, recipient, content } => {
+                if let Some(text) = AgentPartParam::texts(&content) {
+                    let content = format!("[{author} to {recipient}]\n{text}");
+                    messages.push(json!({"role": "user", "content": content}));
+                }
+            }
+            Self::AdditionalTools { .. }
+            | Self::ToolSearchOutput { .. }
+            | Self::ToolSearchCall {}
+            | Self::Compaction {}
+            | Self::CompactionSummary {}
+            | Self::ContextCompaction {}
+            | Self::WebSearchCall {}
+            | Self::ImageGenerationCall {}
+            | Self::ConfigurationUpdate {} => {}
         }
     }
 }
@@ -581,15 +691,27 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[last]
 }
 
-/// One line for all items of a type, as of `Unseen`.
-fn warn_left_out(places: [Vec<Place>; LEFT_OUT.len()], warnings: &mut Warnings) {
-    for ((_, why), places) in LEFT_OUT.iter().zip(places) {
-        let Some(first) = places.first() else { continue };
-        let others = match places.len() - 1 {
-            0 => String::new(),
-            others => format!("; so it is with {others} more"),
-        };
-        warnings.no_effect(&first.to_string(), &format!("here: {why}{others}"));
+/// Items that are left out, by why they are: the first, and how many more.
+#[derive(Default)]
+struct LeftOut(Vec<(&'static str, Place, usize)>);
+
+impl LeftOut {
+    fn add(&mut self, why: &'static str, place: &Place) {
+        match self.0.iter_mut().find(|(known, ..)| *known == why) {
+            Some((_, _, others)) => *others += 1,
+            None => self.0.push((why, place.clone(), 0)),
+        }
+    }
+
+    /// One line for each why, as of `Unseen`.
+    fn warn(self, warnings: &mut Warnings) {
+        for (why, first, others) in self.0 {
+            let others = match others {
+                0 => String::new(),
+                others => format!("; so it is with {others} more"),
+            };
+            warnings.no_effect(&first.to_string(), &format!("here: {why}{others}"));
+        }
     }
 }
 
@@ -607,20 +729,20 @@ fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>, Vec
                 return Err(fields.too_many(INPUT, Most::Is(request_fields::MESSAGES_MOST), items.len()));
             }
             let mut unseen = Unseen::default();
-            let mut left_out = [(); LEFT_OUT.len()].map(|()| Vec::new());
+            let mut left_out = LeftOut::default();
             for item in objects(&INPUT.into(), &items) {
                 let item = item?;
                 let read = InputItem::read(&item, &mut unseen)?;
-                if let InputItem::AdditionalTools { tools } = read {
+                if let InputItem::AdditionalTools { tools } | InputItem::ToolSearchOutput { tools } = read {
                     additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec() });
                 }
-                if let Some(nth) = LEFT_OUT.iter().position(|(kind, _)| item.value("type") == kind) {
-                    left_out[nth].push(item.place.clone());
+                if let Some(why) = read.left_out() {
+                    left_out.add(why, &item.place);
                 }
                 read.add_to(&mut messages);
             }
             unseen.warn(warnings);
-            warn_left_out(left_out, warnings);
+            left_out.warn(warnings);
             if messages.is_empty() && !items.is_empty() {
                 let text = "must have an item that is a message, a call or a result";
                 return Err(ApiError::invalid(INPUT, text));
@@ -858,6 +980,79 @@ mod tests {
             "{lines:?}"
         );
         assert!(lines.len() == 2 && lines[1].ends_with("; so it is with 2 more"), "{lines:?}");
+        let input = json!([
+            {"type": "context_compaction", "id": "cmp_1", "encrypted_content": "gAAAAAB"},
+            {"type": "compaction_summary", "encrypted_content": "gAAAAAB"},
+            {"role": "user", "content": "Hi"},
+            {"type": "tool_search_call", "call_id": null, "execution": "server", "arguments": {}},
+            {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "iVBORw0KGgo="},
+            {"type": "configuration_update", "reasoning": {"effort": "low"}},
+            {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": [
+                {"type": "input_text", "text": "See "}, {"type": "encrypted_content", "encrypted_content": "gAAAAAB"},
+            ]},
+        ]);
+        let asked = parsed(json!({"input": input})).expect("valid").chat;
+        assert_eq!(asked.chat.messages, [json!({"role": "user", "content": "Hi"})]);
+        let lines = asked.params.warnings.lines();
+        let begins = ["`input[0]`", "`input[3]`", "`input[4]`", "`input[5]`", "`input[6]`"];
+        assert_eq!(lines.len(), begins.len(), "{lines:?}");
+        assert!(lines.iter().zip(begins).all(|(line, begin)| line.starts_with(begin)), "{lines:?}");
+        assert!(lines[0].ends_with("; so it is with 1 more"), "{lines:?}");
+    }
+
+    /// What Codex' own history has beside, with a model of OpenAI's.
+    #[test]
+    fn a_session_of_codex_goes_on_with_its_calls_agents_and_tools() {
+        let found = json!([
+            {"type": "namespace", "name": "mcp__docs", "tools": [{"type": "function", "name": "f", "defer_loading": true}]},
+        ]);
+        let action = json!({"type": "exec", "command": ["ls"], "timeout_ms": null});
+        let input = json!([
+            {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": [
+                {"type": "input_text", "text": "See "}, {"type": "input_text", "text": "to it."},
+            ]},
+            {"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": {"query": "docs"}},
+            {"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client", "tools": found},
+            {"type": "local_shell_call", "call_id": "2", "status": "completed", "action": action},
+            {"type": "function_call_output", "call_id": "2", "output": "a"},
+        ]);
+        let asked = parsed(json!({"input": input})).expect("valid").chat;
+        let function = json!({"name": "local_shell", "arguments": action});
+        let calls = json!([{"id": "2", "type": "function", "function": function}]);
+        assert_eq!(
+            asked.chat.messages,
+            [
+                json!({"role": "user", "content": "[/root to /root/a]\nSee to it."}),
+                json!({"role": "assistant", "content": null, "tool_calls": calls}),
+                json!({"role": "tool", "tool_call_id": "2", "content": "a"}),
+            ]
+        );
+        assert!(format!("{:?}", asked.tools.expect("a tool")).contains("\"mcp__docs__f\""));
+        let line = "`input[1]` has no effect here: the model is not told of the search, only of the tools that were found";
+        assert_eq!(asked.params.warnings.lines(), [line]);
+    }
+
+    /// As Codex sends it where it keeps the tools of MCP servers back.
+    #[test]
+    fn a_search_for_tools_is_left_out_by_name() {
+        let search = json!({"type": "tool_search", "execution": "client", "description": "Finds", "parameters": {"type": "object"}});
+        let function = json!({"type": "function", "name": "f"});
+        let line = |place: &str| {
+            format!(
+                "`{place}` has no effect here: the model cannot search for tools, and knows those that are in the request"
+            )
+        };
+        let user = json!({"role": "user", "content": "Hi"});
+        let asked =
+            parsed(json!({"input": [additional(json!([function, search])), user]})).expect("valid").chat;
+        assert_eq!(asked.params.warnings.lines(), [line("input[0].tools[1]")]);
+        let asked = parsed(json!({"tools": [search, function]})).expect("valid").chat;
+        assert_eq!(asked.params.warnings.lines(), [line("tools[0]")]);
+        let refused = refusal(json!({"tools": [search], "tool_choice": "required"}));
+        assert!(
+            refused.starts_with("`tools[0].type` must be ") && refused.contains("the client runs this one"),
+            "{refused}"
+        );
     }
 
     /// What is said of a namespace is shown once.
@@ -934,16 +1129,20 @@ mod tests {
     #[test]
     fn every_kind_of_the_schema_is_read_and_no_other() {
         let items = kinds("InputItem");
-        assert!(items.len() == 9 && kinds("PartParam").len() == 6, "{items:?}");
+        assert!(items.len() == 17 && kinds("PartParam").len() == 6, "{items:?}");
+        let mut left_out = 0;
         for kind in items {
-            if LEFT_OUT.iter().any(|(left_out, _)| *left_out == kind) {
-                let user = json!({"role": "user", "content": "Hi"});
-                assert!(parsed(json!({"input": [user, {"type": kind}]})).is_ok(), "{kind}");
+            let user = json!({"role": "user", "content": "Hi"});
+            if let Ok(asked) = parsed(json!({"input": [user, {"type": kind}]})) {
+                left_out += asked.chat.params.warnings.lines().len();
                 continue;
             }
             let refused = refusal(json!({"input": [{"type": kind, "summary": 5}]}));
             assert!(refused.contains(" must be "), "{kind}: {refused}");
         }
+        assert_eq!(left_out, 7);
+        let agents = kinds("AgentPartParam");
+        assert_eq!(agents, ["input_text", "encrypted_content"]);
         for kind in kinds("PartParam") {
             let refused = refusal(json!({"input": [{"role": "user", "content": [{"type": kind}]}]}));
             assert!(refused.ends_with(" must be a string"), "{kind}: {refused}");
