@@ -20,7 +20,7 @@ use crate::flags::{self, ModelArgs, Refusal, WorkerArgs, of_draft_model};
 use crate::model::{self, Named, Weights};
 use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
-use crate::{Signals, contradictions, log, python, remote, runtime, worker_arguments};
+use crate::{Signals, contradictions, log, logged, python, remote, runtime, worker_arguments};
 
 /// The word for `run`.
 pub const WORKER: &str = "worker";
@@ -73,18 +73,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
         Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report_in_log(environment)),
     };
-    let outcome = log::start(&host.log, environment)
-        .and_then(|()| {
-            for line in warnings {
-                warn!("{line}");
-            }
-            runtime()
-        })
-        .and_then(|runtime| runtime.block_on(until_a_signal(&host, environment)));
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(line) => crate::fail(&line, host.log.json_output),
-    }
+    logged(&host.log, warnings, environment, || runtime()?.block_on(until_a_signal(&host, environment)))
 }
 
 /// The flags, and a warning for each that has no effect.
