@@ -55,10 +55,8 @@ pub fn start(args: &LogArgs, environment: &Environment) -> Result<Log, String> {
         .map_err(|error| format!("the log cannot be written: {error}"))?;
     let show_target = filter.max_level_hint().is_some_and(|level| level >= Level::DEBUG);
     // Its own errors, it would print to standard error, and panic where that is closed: in the panic hook, too, which ends the process.
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(show_target)
-        .log_internal_errors(false);
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_target(show_target).log_internal_errors(false);
     let own = writer.clone();
     if args.json_output {
         let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
@@ -230,6 +228,8 @@ pub enum ChildLine {
         progress: bool,
         /// What was started is there, and takes connections.
         listening: bool,
+        /// A router has connected, or has left.
+        serving: Option<bool>,
     },
     Other(String),
 }
@@ -246,6 +246,7 @@ impl ChildLine {
             progress: bool,
             #[serde(default)]
             listening: bool,
+            serving: Option<bool>,
             #[serde(flatten)]
             more: Map<String, Value>,
         }
@@ -276,6 +277,7 @@ impl ChildLine {
             fatal: event.fatal,
             progress: event.progress,
             listening: event.listening,
+            serving: event.serving,
         }
     }
 
@@ -285,10 +287,10 @@ impl ChildLine {
     pub fn log_of_worker(self, rank: Option<u32>) {
         let who = rank.map(|rank| format!("worker {rank}: ")).unwrap_or_default();
         let named = match self {
-            ChildLine::Event { level, message, fatal, progress, listening } => {
+            ChildLine::Event { level, message, fatal, progress, listening, serving } => {
                 let told_elsewhere = fatal || level == Level::INFO && !progress;
                 let level = if told_elsewhere { Level::DEBUG } else { level };
-                ChildLine::Event { level, message: who + &message, fatal, progress, listening }
+                ChildLine::Event { level, message: who + &message, fatal, progress, listening, serving }
             }
             ChildLine::Other(text) => ChildLine::Other(who + &text),
         };
@@ -385,12 +387,17 @@ mod tests {
                 message: "slow step=3".into(),
                 fatal: false,
                 progress: false,
-                listening: false
+                listening: false,
+                serving: None
             }
         );
         assert!(matches!(
             ChildLine::parse(br#"{"level": "INFO", "message": "loading weights: 40%", "progress": true}"#),
             ChildLine::Event { message, progress: true, .. } if message == "loading weights: 40%"
+        ));
+        assert!(matches!(
+            ChildLine::parse(br#"{"level": "INFO", "message": "the router has left", "serving": false}"#),
+            ChildLine::Event { message, serving: Some(false), .. } if message == "the router has left"
         ));
     }
 
@@ -406,7 +413,8 @@ mod tests {
                 message: "broken".into(),
                 fatal: true,
                 progress: false,
-                listening: false
+                listening: false,
+                serving: None
             }
         );
     }
