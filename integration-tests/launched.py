@@ -90,6 +90,7 @@ class Launched:
 
     `null_worker`: its workers are processes like any other, but compute nothing, start in a fraction of the time, and give
     any old text (`null_worker/null_startup.py`): for tests of the router and the launcher alone.
+    `output`: a descriptor that gets its standard output and error; the files are empty then.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Launched:
         prefix: Sequence[str] = (),
         null_worker: bool = False,
         binary: Path = BINARY,
+        output: int | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -128,8 +130,8 @@ class Launched:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=out if output is None else output,
+                stderr=err if output is None else output,
                 env={**inherited, "HF_HUB_OFFLINE": "1", **(env or {}), MARK: self.mark},
                 start_new_session=True,
             )

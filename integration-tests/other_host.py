@@ -124,6 +124,9 @@ class RemoteWorker:
             for worker in self.workers():
                 worker.signal(signal.SIGCONT)
             self.process.send_signal(signal.SIGTERM)
+            # A server that still uses it keeps it: the second one ends it at once.
+            wait_for(lambda: self.process.poll() is not None or "SIGTERM" in self.log(), "the signal", 10)
+            self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(STOP_DEADLINE)
             wait_for(lambda: not marked(self.mark), "every process of the worker to end", 10)

@@ -209,10 +209,42 @@ def test_connections_beyond_the_limit_are_told_to_come_back(launch_null: Launch)
         half = wire.raw_post("/generate", b"{", length=100)
         held = [stack.enter_context(wire.exchange(few.address, half)) for _ in range(12)]
         answer = until_closed(held[-1], 10)
-    assert status_of(answer) == 503 and b"retry-after" in answer
+    assert status_of(answer) == 503 and b"retry-after" in answer and b"x-request-id" in answer
     error = json.loads(answer.split(b"\r\n\r\n", 1)[1])
     assert error == {"error": "as many connections are open as are allowed", "error_type": None}
     wait_for(lambda: (reply := few.health()) is not None and reply.status == 200, "room again")
+    assert few.metrics().value("penstock_http_requests", route="/generate", status="503") >= 1
+
+
+def test_a_connection_too_many_is_counted(launch_null: Launch) -> None:
+    few = launch_null("--max-connections-per-address", "4").wait_ready()
+    with contextlib.ExitStack() as stack:
+        half = wire.raw_post("/generate", b"{", length=100)
+        held = [stack.enter_context(wire.exchange(few.address, half)) for _ in range(8)]
+        assert status_of(until_closed(held[-1], 10)) == 503
+    wait_for(lambda: (reply := few.health()) is not None and reply.status == 200, "room again")
+    now = few.metrics()
+    assert now.value("penstock_refused_connections", limit="address") >= 4
+    assert now.value("penstock_refused_connections", limit="total") == 0
+    assert now.value("penstock_http_requests", route="unknown", status="503") >= 4
+
+
+def test_what_is_refused_before_its_route_is_counted_and_logged_and_has_an_id(launch_null: Launch) -> None:
+    launched = launch_null().wait_ready()
+    doubtful = (
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nOrigin: http://page\r\nX-Request-Id: doubtful-1\r\n"
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+    )
+    with wire.exchange(launched.address, doubtful) as connection:
+        answer = until_closed(connection, 10)
+    assert status_of(answer) == 400
+    head = answer.split(b"\r\n\r\n")[0].lower()
+    assert b"x-request-id: doubtful-1" in head and b"access-control-allow-origin: *" in head, head
+    now = launched.metrics()
+    assert now.value("penstock_errors", type="malformed_head") == 1
+    assert now.value("penstock_http_requests", route="/generate", status="400") == 1
+    (line,) = [line for line in launched.stdout().splitlines() if "doubtful-1" in line]
+    assert " refused " in line and "transfer-encoding" in line, line
 
 
 # Bodies.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,17 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import BINARY, EXACT, ON_TORCH, START_DEADLINE, Launched, free_port
-from load import Ask, ask, ask_all, complete, generate, once
+from launched import (
+    BINARY,
+    EXACT,
+    NULL_STEP_US,
+    NULL_WORKER,
+    ON_TORCH,
+    START_DEADLINE,
+    Launched,
+    free_port,
+)
+from load import Ask, ask, ask_all, begin, complete, follow, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
 from programs import installed, missing, needs
@@ -289,6 +299,66 @@ def test_a_worker_of_another_version_ends_the_start(launch: Launch, tmp_path: Pa
     with RemoteWorker(tmp_path / "worker", *arguments, program=(sys.executable, "-c", code)):
         why = ended(launch("--worker-address", f"tcp:127.0.0.1:{port}"))
         assert "of another version than this router" in why, why
+
+
+@pytest.fixture
+def null_worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RemoteWorker, str]]:
+    """A worker that computes nothing, and its address; with the flags of the test's `param`."""
+    with tempfile.TemporaryDirectory() as folder:
+        kind, *flags = request.param
+        address = f"unix:{folder}/worker" if kind == "unix" else f"tcp:127.0.0.1:{free_port()}"
+        env = {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
+        with RemoteWorker(tmp_path / "worker", "--listen", address, *flags, env=env) as worker:
+            yield worker.wait_listening(), address
+
+
+LONG = complete("A long story", 900)
+
+
+@pytest.mark.parametrize("null_worker", [("tcp",), ("unix",)], indirect=True, ids=lambda kind: kind[0])
+def test_a_signal_to_all_hosts_drains(launch: Launch, null_worker: tuple[RemoteWorker, str]) -> None:
+    """As Slurm sends it (`scancel`)."""
+    worker, address = null_worker
+    server = launch("--worker-address", address).wait_ready()
+    undisturbed = ask(server.address, LONG)
+    with begin(server.address, LONG) as story:
+        worker.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "SIGTERM" in worker.log(), "the worker's host to hear it")
+        server.process.send_signal(signal.SIGTERM)
+        assert follow(story, LONG).same_as(undisturbed), server.log()
+    assert server.wait_ended() == 0
+    assert worker.process.wait(10) == 0 and worker.starts() == 1, worker.log()
+
+
+@pytest.mark.parametrize(
+    "null_worker",
+    [("tcp",), ("tcp", "--shutdown-timeout", "0")],
+    indirect=True,
+    ids=["a second signal", "its time"],
+)
+def test_a_server_that_does_not_leave_keeps_a_worker_no_longer(
+    launch: Launch, null_worker: tuple[RemoteWorker, str], request: pytest.FixtureRequest
+) -> None:
+    worker, address = null_worker
+    launch("--worker-address", address).wait_ready()
+    worker.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "SIGTERM" in worker.log(), "the worker's host to hear it")
+    if "second" in request.node.name:
+        assert worker.process.poll() is None and worker.workers(), worker.log()
+        worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("null_worker", [("tcp",)], indirect=True, ids=["tcp"])
+def test_a_worker_that_no_server_uses_ends_at_once(
+    launch: Launch, null_worker: tuple[RemoteWorker, str]
+) -> None:
+    worker, address = null_worker
+    server = launch("--worker-address", address).wait_ready()
+    assert ask(server.address, STORY).error is None
+    server.stop()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(10) == 0
 
 
 def rank_of_two(folder: Path, rank: int, port: int, meeting: int, *arguments: str) -> RemoteWorker:

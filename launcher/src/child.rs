@@ -46,6 +46,8 @@ struct LastWords {
     progress: Instant,
     /// It has said that it listens.
     listens: bool,
+    /// It has said that a router is connected.
+    serving: bool,
 }
 
 impl Watched {
@@ -101,6 +103,11 @@ impl Watched {
     /// Whether it has said that it is loaded and listens.
     pub fn listens(&self) -> bool {
         self.words.lock().unwrap_or_else(PoisonError::into_inner).listens
+    }
+
+    /// Whether it has said that a router is connected, and not yet that it has left.
+    pub fn is_serving(&self) -> bool {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner).serving
     }
 
     pub fn exited(&self) -> Option<Exit> {
@@ -170,7 +177,7 @@ impl Exit {
 
 impl LastWords {
     fn none() -> Self {
-        Self { fatal: None, other: None, progress: Instant::now(), listens: false }
+        Self { fatal: None, other: None, progress: Instant::now(), listens: false, serving: false }
     }
 
     fn said(&self) -> &Option<String> {
@@ -180,6 +187,7 @@ impl LastWords {
     fn hear(&mut self, line: &ChildLine) {
         match line {
             ChildLine::Event { listening: true, .. } => self.listens = true,
+            ChildLine::Event { serving: Some(serving), .. } => self.serving = *serving,
             ChildLine::Event { progress: true, .. } => self.progress = Instant::now(),
             ChildLine::Event { message, fatal: true, .. } => self.fatal = Some(first_line(message)),
             ChildLine::Other(text) if !text.trim().is_empty() => self.other = Some(text.trim().to_owned()),

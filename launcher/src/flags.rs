@@ -532,7 +532,8 @@ impl Refusal {
         let variable = std::env::var("JSON_OUTPUT").ok();
         if let Refusal::Flag(line) = &self
             && asks_for_json(std::env::args_os(), variable.as_deref())
-            && log::start(&LogArgs { json_output: true, log_level: "info".into() }, environment).is_ok()
+            && let Ok(_log) =
+                log::start(&LogArgs { json_output: true, log_level: "info".into() }, environment)
         {
             tracing::error!("{line}");
             return 1;
@@ -552,7 +553,7 @@ impl Refusal {
                 }
             }
             Refusal::Flag(line) => {
-                eprintln!("error: {line}");
+                log::tell_error(&line);
                 1
             }
         }

@@ -1,8 +1,10 @@
 //! Logging of the whole server: one line for each event on standard output, as text or JSON, and the lines
-//! of child processes in the same form. Set up once by `main`.
+//! of child processes in the same form. Set up once by `main`. `log_writer` writes them.
 
 use std::fmt::{self, Debug, Write};
-use std::io;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
@@ -15,6 +17,12 @@ use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{self, Writer};
 
 use crate::environment::Environment;
+use crate::log_writer::LogWriter;
+
+/// How long nobody may take a line of the log before the process ends without it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The same within a panic, behind which this thread goes on if it was not the last one.
+const PATIENCE_OF_A_PANIC: Duration = Duration::from_millis(100);
 
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logging")]
@@ -27,27 +35,79 @@ pub struct LogArgs {
     pub log_level: String,
 }
 
-pub fn start(args: &LogArgs, environment: &Environment) -> Result<(), String> {
+/// The log of this process, to be kept until it ends. Dropped, it waits until its lines are written.
+pub struct Log {
+    writer: LogWriter,
+    is_json: bool,
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.writer.wait_until_written(PATIENCE);
+    }
+}
+
+pub fn start(args: &LogArgs, environment: &Environment) -> Result<Log, String> {
     let filter = EnvFilter::builder()
         .parse(directives(&args.log_level))
         .map_err(|error| format!("--log-level '{}': {error}", args.log_level))?;
+    let writer = LogWriter::start(io::stdout(), tell_of_lost_lines)
+        .map_err(|error| format!("the log cannot be written: {error}"))?;
     let show_target = filter.max_level_hint().is_some_and(|level| level >= Level::DEBUG);
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_target(show_target);
+    // Its own errors, it would print to standard error, and panic where that is closed: in the panic hook, too, which ends the process.
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_target(show_target).log_internal_errors(false);
+    let own = writer.clone();
     if args.json_output {
         let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
-        lines.with_writer(|| EscapedJson(io::stdout())).init();
+        lines.with_writer(move || EscapedJson(own.clone())).init();
     } else {
         let ansi = environment.stdout_is_terminal && !environment.no_color;
-        lines.compact().with_ansi(ansi).fmt_fields(format::debug_fn(write_field).delimited(" ")).init();
+        let fields = format::debug_fn(write_field).delimited(" ");
+        lines.compact().with_ansi(ansi).fmt_fields(fields).with_writer(move || own.clone()).init();
     }
     // Otherwise a panic writes what it likes to standard error: a text that it could not cut, for one.
-    std::panic::set_hook(Box::new(|panic| {
+    let own = writer.clone();
+    std::panic::set_hook(Box::new(move |panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         let message = panic.payload().downcast_ref::<&str>().copied();
         let message = message.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str));
         error!("panicked at {place}: {}", message.unwrap_or("without a message"));
+        // It may be about to end the process.
+        own.wait_until_written(PATIENCE_OF_A_PANIC);
     }));
-    Ok(())
+    Ok(Log { writer, is_json: args.json_output })
+}
+
+impl Log {
+    /// Says why the process ends, behind all other lines. Where people read, it stands out on its own; where a machine does, it is an
+    /// event, unless `--log-level` lets none through.
+    pub fn fail(&self, line: &str) -> ExitCode {
+        match self.is_json && tracing::enabled!(Level::ERROR) {
+            true => error!("{line}"),
+            false => {
+                self.writer.wait_until_written(PATIENCE);
+                tell_error(line);
+            }
+        }
+        ExitCode::FAILURE
+    }
+}
+
+fn tell_of_lost_lines(lines: u64) {
+    warn!(lines, "lines of the log were lost, since nobody took them");
+}
+
+/// Says on standard error why the command ends, which it does even if nobody reads that.
+pub fn tell_error(line: &str) {
+    let line = format!("error: {line}\n");
+    // Nothing is left to do where it cannot be written.
+    if let Ok(mut writer) = LogWriter::start(io::stderr(), |_| ()) {
+        let _ = writer.write_all(line.as_bytes());
+        writer.wait_until_written(PATIENCE);
+    } else {
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
 }
 
 /// One field of a line of text. What clients, models and libraries have put into it stays on this line and moves no
@@ -168,6 +228,8 @@ pub enum ChildLine {
         progress: bool,
         /// What was started is there, and takes connections.
         listening: bool,
+        /// A router has connected, or has left.
+        serving: Option<bool>,
     },
     Other(String),
 }
@@ -184,6 +246,7 @@ impl ChildLine {
             progress: bool,
             #[serde(default)]
             listening: bool,
+            serving: Option<bool>,
             #[serde(flatten)]
             more: Map<String, Value>,
         }
@@ -214,6 +277,7 @@ impl ChildLine {
             fatal: event.fatal,
             progress: event.progress,
             listening: event.listening,
+            serving: event.serving,
         }
     }
 
@@ -223,10 +287,10 @@ impl ChildLine {
     pub fn log_of_worker(self, rank: Option<u32>) {
         let who = rank.map(|rank| format!("worker {rank}: ")).unwrap_or_default();
         let named = match self {
-            ChildLine::Event { level, message, fatal, progress, listening } => {
+            ChildLine::Event { level, message, fatal, progress, listening, serving } => {
                 let told_elsewhere = fatal || level == Level::INFO && !progress;
                 let level = if told_elsewhere { Level::DEBUG } else { level };
-                ChildLine::Event { level, message: who + &message, fatal, progress, listening }
+                ChildLine::Event { level, message: who + &message, fatal, progress, listening, serving }
             }
             ChildLine::Other(text) => ChildLine::Other(who + &text),
         };
@@ -323,12 +387,17 @@ mod tests {
                 message: "slow step=3".into(),
                 fatal: false,
                 progress: false,
-                listening: false
+                listening: false,
+                serving: None
             }
         );
         assert!(matches!(
             ChildLine::parse(br#"{"level": "INFO", "message": "loading weights: 40%", "progress": true}"#),
             ChildLine::Event { message, progress: true, .. } if message == "loading weights: 40%"
+        ));
+        assert!(matches!(
+            ChildLine::parse(br#"{"level": "INFO", "message": "the router has left", "serving": false}"#),
+            ChildLine::Event { message, serving: Some(false), .. } if message == "the router has left"
         ));
     }
 
@@ -344,7 +413,8 @@ mod tests {
                 message: "broken".into(),
                 fatal: true,
                 progress: false,
-                listening: false
+                listening: false,
+                serving: None
             }
         );
     }

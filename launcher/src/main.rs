@@ -11,6 +11,7 @@ mod flags;
 mod json_subprocess;
 mod lines;
 mod log;
+mod log_writer;
 mod model;
 mod python;
 mod remote;
@@ -38,11 +39,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
 use crate::flags::{Cli, ModelArgs, WorkerArgs, of_draft_model};
+use crate::log::LogArgs;
 use crate::model::{Model, Named, Wanted, Weights};
 use crate::shards::Rendezvous;
 use crate::sockets::SocketFolder;
@@ -82,19 +84,35 @@ fn main() -> ExitCode {
         Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report_in_log(&environment)),
     };
-    let outcome = log::start(&cli.log, &environment).and_then(|()| {
-        for line in warnings {
-            warn!("{line}");
-        }
+    logged(&cli.log, warnings, &environment, || {
         let runtime = runtime()?;
         let outcome = runtime.block_on(supervise(&cli, &environment, began));
         // Requests that outlived their time are not waited for.
         runtime.shutdown_background();
         outcome
-    });
-    match outcome {
+    })
+}
+
+/// The command's work, with a log around it: of what was said against its flags first, and of why it failed at last.
+fn logged(
+    args: &LogArgs,
+    warnings: Vec<String>,
+    environment: &Environment,
+    work: impl FnOnce() -> Result<(), String>,
+) -> ExitCode {
+    let log = match log::start(args, environment) {
+        Ok(log) => log,
+        Err(line) => {
+            log::tell_error(&line);
+            return ExitCode::FAILURE;
+        }
+    };
+    for line in warnings {
+        warn!("{line}");
+    }
+    match work() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(line) => fail(&line, cli.log.json_output),
+        Err(line) => log.fail(&line),
     }
 }
 
@@ -103,16 +121,6 @@ fn runtime() -> Result<tokio::runtime::Runtime, String> {
         .enable_all()
         .build()
         .map_err(|error| format!("the system gives no threads: {error}"))
-}
-
-/// Says why the process ends. Where people read, it stands out on its own; where a machine does, it is an event, unless `--log-level`
-/// lets none through.
-fn fail(line: &str, json_output: bool) -> ExitCode {
-    match json_output && tracing::enabled!(tracing::Level::ERROR) {
-        true => error!("{line}"),
-        false => eprintln!("error: {line}"),
-    }
-    ExitCode::FAILURE
 }
 
 /// Serves until a signal says stop: the first drains, the second ends at once. A stop is no failure.

@@ -11,6 +11,8 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use penstock_core::worker::endpoint::Address;
 use penstock_router::config::parse_collector;
 use tokio::process::Command;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::child::Watched;
@@ -20,7 +22,9 @@ use crate::flags::{self, ModelArgs, Refusal, WorkerArgs, of_draft_model};
 use crate::model::{self, Named, Weights};
 use crate::restart_policy::{End, RestartDecision, RestartPolicy};
 use crate::shards::Rendezvous;
-use crate::{Signals, contradictions, log, python, remote, runtime, worker_arguments};
+use crate::{
+    SHUTDOWN_SLACK, Signals, contradictions, log, logged, python, remote, runtime, worker_arguments,
+};
 
 /// The word for `run`.
 pub const WORKER: &str = "worker";
@@ -54,6 +58,9 @@ struct WorkerHost {
     /// Which of --num-shard times --pipeline-parallel parts of the model this is, from 0
     #[arg(long, env = "WORKER_RANK", default_value_t = 0)]
     rank: u32,
+    /// On SIGTERM, how long a server that uses the worker may go on, in seconds: as the server's own
+    #[arg(long, env, help_heading = "Stopping", default_value_t = 90)]
+    shutdown_timeout: u64,
     /// Send the spans of its steps to this OpenTelemetry collector (OTLP over gRPC), such as http://localhost:4317
     #[arg(long, env, help_heading = "Telemetry", value_parser = parse_collector)]
     otlp_endpoint: Option<String>,
@@ -73,18 +80,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
         Ok(parsed) => parsed,
         Err(refusal) => return ExitCode::from(refusal.report_in_log(environment)),
     };
-    let outcome = log::start(&host.log, environment)
-        .and_then(|()| {
-            for line in warnings {
-                warn!("{line}");
-            }
-            runtime()
-        })
-        .and_then(|runtime| runtime.block_on(until_a_signal(&host, environment)));
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(line) => crate::fail(&line, host.log.json_output),
-    }
+    logged(&host.log, warnings, environment, || runtime()?.block_on(until_a_signal(&host, environment)))
 }
 
 /// The flags, and a warning for each that has no effect.
@@ -165,20 +161,42 @@ impl WorkerHost {
     }
 }
 
+/// A signal ends the worker when the server has left it: the same one may have told that to drain, since Slurm sends it to all hosts.
 async fn until_a_signal(host: &WorkerHost, environment: &Environment) -> Result<(), String> {
     let mut signals = Signals::listen().map_err(|error| format!("signals cannot be watched: {error}"))?;
-    tokio::select! {
-        outcome = keep(host, environment) => outcome,
-        // Dropping what it holds ends the worker.
-        name = signals.next() => {
-            info!("{name}: the worker ends");
-            Ok(())
-        }
+    let (in_use, mut used) = watch::channel(false);
+    let stopping = CancellationToken::new();
+    // Dropping what it holds ends the worker.
+    let mut keeping = std::pin::pin!(keep(host, environment, &in_use, &stopping));
+    let name = tokio::select! {
+        outcome = &mut keeping => return outcome,
+        name = signals.next() => name,
+    };
+    if !*used.borrow() {
+        info!("{name}: the worker ends");
+        return Ok(());
     }
+    stopping.cancel();
+    info!("{name}: the worker ends when its server has left; it has {} s for that", host.shutdown_timeout);
+    let left = async { drop(used.wait_for(|used| !used).await) };
+    let limit = Duration::from_secs(host.shutdown_timeout) + SHUTDOWN_SLACK;
+    tokio::select! {
+        outcome = &mut keeping => return outcome,
+        () = left => info!("the server has left: the worker ends"),
+        name = signals.next() => warn!("{name} again: stopping at once"),
+        () = tokio::time::sleep(limit) => warn!("still used after --shutdown-timeout: stopping now"),
+    }
+    Ok(())
 }
 
-/// Starts the worker, and again whenever it has ended. Returns why that is pointless.
-async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String> {
+/// Starts the worker, and again whenever it has ended, but not while `stopping`. Returns why that is pointless. `in_use`: a server is
+/// connected.
+async fn keep(
+    host: &WorkerHost,
+    environment: &Environment,
+    in_use: &watch::Sender<bool>,
+    stopping: &CancellationToken,
+) -> Result<(), String> {
     contradictions::check_device(host.worker.device.as_deref(), Path::new("/dev"))?;
     let named = Named::read(&host.model, Weights::Here)?;
     let draft = host.model.of_draft_model();
@@ -218,7 +236,12 @@ async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String
         }
         let cannot = |error| format!("the worker {} cannot be started: {error}", interpreter.display());
         let worker = Watched::new(spawner.start(command).await.map_err(cannot)?, None).map_err(cannot)?;
-        let (end, what, reason) = watch(&worker, &host.listen, load_timeout).await;
+        let (end, what, reason) = watch(&worker, &host.listen, load_timeout, in_use).await;
+        in_use.send_replace(false);
+        if stopping.is_cancelled() {
+            info!("the worker {what}");
+            return Ok(());
+        }
         match restarts.on_end(end) {
             RestartDecision::StartAfter(delay) => {
                 warn!("the worker {what}; starting it again in {:.1} s", delay.as_secs_f64());
@@ -233,7 +256,12 @@ async fn keep(host: &WorkerHost, environment: &Environment) -> Result<(), String
 }
 
 /// Until the worker ends: how, what follows its name in a sentence, and what stands alone.
-async fn watch(worker: &Watched, listen: &Address, load_timeout: Duration) -> (End, String, String) {
+async fn watch(
+    worker: &Watched,
+    listen: &Address,
+    load_timeout: Duration,
+    in_use: &watch::Sender<bool>,
+) -> (End, String, String) {
     let mut listens = None;
     loop {
         let exit = tokio::select! {
@@ -247,6 +275,8 @@ async fn watch(worker: &Watched, listen: &Address, load_timeout: Duration) -> (E
             };
             return (end, exit.describe(), exit.reason());
         }
+        let serving = worker.is_serving();
+        in_use.send_if_modified(|in_use| std::mem::replace(in_use, serving) != serving);
         if listens.is_none() && worker.listens() {
             info!("the worker is loaded, and listens at {listen}");
             listens = Some(Instant::now());

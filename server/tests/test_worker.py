@@ -592,6 +592,32 @@ def test_a_worker_that_was_started_with_signals_ignored_goes_on(model: Path, tmp
         assert not any(line["message"] == "stopped" for line in worker.log)
 
 
+def test_a_worker_tells_whether_a_router_is_connected(model: Path, tmp_path: Path) -> None:
+    """Once, also where another one comes before the first has left."""
+    with Worker(model, tmp_path / "socket") as worker:
+        worker.prepare()
+        told: list[bool] = []
+
+        def tells(*lines: bool) -> bool:
+            told[:] = [line["serving"] for line in worker.log if "serving" in line]
+            return told == [*lines]
+
+        expected: list[bool] = []
+        for worker.uses_frames in (False, True):
+            first = worker.run()
+            assert sampled(first.step([row(0, [1, 2, 3], 0, [0], start={})]))
+            second = worker.run()
+            assert sampled(second.step([row(0, [1, 2, 3], 0, [0], start={})]))
+            with pytest.raises(grpc.RpcError):
+                first.receive()
+            second.end()
+            expected += [True, False]
+            until = time.monotonic() + 10
+            while not tells(*expected) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert told == expected
+
+
 def test_what_is_no_frame_costs_the_call_only(listening: Worker) -> None:
     listening.uses_frames = True
     for spoil, refused in (

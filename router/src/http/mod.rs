@@ -84,6 +84,7 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
         .layer(middleware::from_fn_with_state(auth, auth::require_key))
         .layer(middleware::from_fn_with_state(hosts, host::require_allowed))
         .layer(middleware::from_fn(unread_body::read_to_its_end))
+        .layer(middleware::from_fn(connection::answer_not_taken))
         .layer(middleware::from_fn(access_log::observe))
         .layer(PropagateRequestIdLayer::x_request_id())
         .layer(SetRequestIdLayer::x_request_id(RandomIds))

@@ -149,6 +149,10 @@ fn begin() {
     counter!("penstock_prompt_tokens").increment(0);
     counter!("penstock_cached_prompt_tokens").increment(0);
     counter!("penstock_generated_tokens").increment(0);
+    for limit in ["total", "address"] {
+        counter!("penstock_refused_connections", "limit" => limit).increment(0);
+    }
+    counter!("penstock_log_lines_lost").increment(0);
     gauge!("penstock_requests_in_flight").set(0);
     gauge!("penstock_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1);
 }
@@ -247,6 +251,16 @@ pub fn answered(route: &str, status: StatusCode) {
     counter!("penstock_http_requests", "route" => route.to_owned(), "status" => status).increment(1);
 }
 
+/// A connection was closed, since as many are open as this limit (`total`, `address`) allows.
+pub fn connection_refused(limit: &'static str) {
+    counter!("penstock_refused_connections", "limit" => limit).increment(1);
+}
+
+/// So many lines of the log were not taken.
+pub fn log_lines_lost(count: u64) {
+    counter!("penstock_log_lines_lost").increment(count);
+}
+
 fn describe() {
     const S: Unit = Unit::Seconds;
     describe_counter!("tgi_request_count", "Requests that reached a generating route");
@@ -287,6 +301,8 @@ fn describe() {
     describe_counter!("penstock_key_tokens", "Tokens of requests that have ended, by the name of their key");
     describe_counter!("penstock_errors", "Errors sent to clients, on all routes, by type");
     describe_counter!("penstock_http_requests", "Answers on all routes, by route and status");
+    describe_counter!("penstock_refused_connections", "Connections closed at once, for a limit on them");
+    describe_counter!("penstock_log_lines_lost", "Lines of the log that nobody took");
     describe_counter!("penstock_trace_spans", "Spans of traces, sent to the collector or lost");
     describe_gauge!("penstock_ready", "1 while new requests are served, else 0");
     describe_gauge!("penstock_workers", "Worker processes that hold the model together");

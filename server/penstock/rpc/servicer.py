@@ -4,6 +4,7 @@ Turns messages into calls of the engine and errors into status codes; holds noth
 sent ahead: they wait in the stream, or in the socket. Does not import torch: a null worker is served by it, too.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
@@ -57,6 +58,8 @@ class WorkerServicer:
         self._on_failure = on_failure
         self._meets_again = meets_again
         self._run: RunCall | None = None
+        self._runs = 0
+        self._counting = threading.Lock()
         self._prepared: tuple[pb.PrepareRequest, pb.Prepared] | None = None
         self._preparing = threading.Lock()
 
@@ -98,15 +101,16 @@ class WorkerServicer:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, "Prepare was not called")
         source = Queued()
         run = RunCall(source)
-        self._execute(run)
-        threading.Thread(target=source.read, args=(messages,), name="plans", daemon=True).start()
-        try:
-            yield from run.results()
-        except Exception as error:
-            code = refusal(error)
-            if code is None:
-                self._fail(context, error)
-            _abort(context, code, str(error))
+        with self._serving():
+            self._execute(run)
+            threading.Thread(target=source.read, args=(messages,), name="plans", daemon=True).start()
+            try:
+                yield from run.results()
+            except Exception as error:
+                code = refusal(error)
+                if code is None:
+                    self._fail(context, error)
+                _abort(context, code, str(error))
 
     def run_frames(self, call: FrameCall) -> None:
         """What `run` does, for a router that has connected to the socket for frames; returns when the call is over."""
@@ -129,8 +133,28 @@ class WorkerServicer:
                 answered.set()
 
         run = RunCall(call, deliver)
-        self._execute(run)
-        run.over.wait()
+        with self._serving():
+            self._execute(run)
+            run.over.wait()
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        """A router has the worker for as long as this lasts. `penstock worker` is told of that, which does not take it away when all hosts are
+        asked to end: the router may drain. One that comes anew may be there before the former is seen to have left.
+        """
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            before, self._runs = self._runs, self._runs + more
+            if not before:
+                log("INFO", "a router has connected", serving=True)
+            elif not self._runs:
+                log("INFO", "the router has left", serving=False)
 
     def _execute(self, run: RunCall) -> None:
         """On the engine's thread, behind a former call, which ends."""

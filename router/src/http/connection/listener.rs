@@ -10,8 +10,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Request, Response, Version, header};
+use axum::middleware;
 use futures::FutureExt;
-use futures::future::{Either, poll_fn};
+use futures::future::poll_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -35,6 +36,7 @@ use crate::http::platforms::Aliases;
 use crate::http::shares::Shares;
 use crate::http::unplaced::{self, Unplaced};
 use crate::http::{host, routes};
+use crate::telemetry::metrics;
 
 /// For the TLS handshake of a new connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -247,15 +249,28 @@ fn refusal(reached: LimitReached) -> Vec<u8> {
 
 /// Says why, if that can be said at once, and closes.
 fn refuse(mut stream: TcpStream, reached: LimitReached, is_encrypted: bool) {
-    tracing::debug!(
-        "a connection was refused: as many are open as {} allows",
-        match reached {
-            LimitReached::PerAddress => "--max-connections-per-address",
-            LimitReached::Total => "--max-connections",
-        }
-    );
-    if !is_encrypted {
-        let _ = stream.write(&refusal(reached)).now_or_never();
+    let (flag, limit) = match reached {
+        LimitReached::PerAddress => ("--max-connections-per-address", "address"),
+        LimitReached::Total => ("--max-connections", "total"),
+    };
+    tracing::debug!("a connection was refused: as many are open as {flag} allows");
+    metrics::connection_refused(limit);
+    if !is_encrypted && matches!(stream.write(&refusal(reached)).now_or_never(), Some(Ok(_))) {
+        let cause = too_many_connections(reached).cause;
+        metrics::error(cause.code());
+        metrics::answered("unknown", cause.status());
+    }
+}
+
+/// In the extensions of a request that is not taken: why.
+#[derive(Clone)]
+struct NotTaken(ApiError);
+
+/// The layer that answers such a request: around all that would do something for it, and inside of what names, counts and logs answers.
+pub async fn answer_not_taken(mut request: Request<Body>, next: middleware::Next) -> Response<Body> {
+    match request.extensions_mut().remove() {
+        Some(NotTaken(error)) => error.response(Family::of(request.uri().path())),
+        None => next.run(request).await,
     }
 }
 
@@ -325,14 +340,10 @@ async fn serve_connection(
         let closes = last && request.version() <= Version::HTTP_11;
         let takes_chunks = direct::takes_chunks(&request);
         let direct = direct.clone();
-        let answer = match refused {
-            None => Either::Left(app.clone().call(request)),
-            Some(error) => {
-                let response = error.response(Family::of(request.uri().path()));
-                Either::Right(std::future::ready(Ok(response)))
-            }
-        };
-        answer.map(move |response| {
+        if let Some(error) = refused {
+            request.extensions_mut().insert(NotTaken(error));
+        }
+        app.clone().call(request).map(move |response| {
             response.map(|mut response: Response<Body>| {
                 if closes {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -455,6 +466,7 @@ mod tests {
         };
         let (client, server) = duplex(1 << 16);
         let app = Router::new().route("/", answer.clone()).route("/probe", answer);
+        let app = app.layer(middleware::from_fn(answer_not_taken));
         let builder = limits.builder();
         let peer = IpAddr::from([127, 0, 0, 1]);
         let accepted = Accepted {

@@ -12,5 +12,5 @@ pub mod wake_gate;
 mod write_timeout;
 
 pub use limiter::{ConnectionLimiter, RESERVE};
-pub use listener::{ClientAddress, ConnectionLimits, MAX_UNSENT, serve};
+pub use listener::{ClientAddress, ConnectionLimits, MAX_UNSENT, answer_not_taken, serve};
 pub use tls::acceptor as tls;
