@@ -64,7 +64,7 @@ pub fn text_request(
     asked.top_logprobs = 0;
     let prepared = asked.prepare(loaded, client)?;
     let warnings = prepared.params.warnings.settle(fields.limits())?;
-    let grammar = prepared.params.grammar.map_or(prepared.names.grammar, |asked| asked.field);
+    let grammar = prepared.params.grammar_field.unwrap_or(prepared.names.grammar);
     let names = FieldNames { grammar, ..prepared.names };
     Ok(TextRequest { request: prepared.request, prefix: String::new(), warnings, names })
 }

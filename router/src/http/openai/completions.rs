@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_core::constraint::GrammarRequest;
 use penstock_core::generation::{Done, FinishReason, GenerationRequest, Input, PromptToken, TokenEvent};
 use penstock_core::prompt::Prompt;
 use penstock_proto::ids::TokenId;
@@ -46,6 +47,7 @@ struct CompletionRequest {
     /// How many to generate and choose the `n` most likely of.
     best_of: u32,
     prompts: Vec<Input>,
+    grammar: Option<GrammarRequest>,
     max_tokens: Option<u32>,
     echo: bool,
     /// How many alternatives; `None` for no log probabilities.
@@ -92,11 +94,13 @@ impl CompletionRequest {
             let text = "must be >= 1 when the answer is streamed";
             return Err(ApiError::invalid("max_tokens", text).given("0"));
         }
+        let grammar = params.take_grammar(false)?;
         let warnings = params.warnings.settle(fields.limits())?;
         Ok(Self {
             params: GenerationParams { warnings, ..params },
             best_of,
             prompts,
+            grammar,
             max_tokens,
             echo,
             logprobs,
@@ -172,10 +176,11 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             Ok((asked, echoes, characters))
         })
         .await?;
-    let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs, names } = asked;
+    let CompletionRequest { params, best_of, prompts, grammar, max_tokens, echo, logprobs, names } = asked;
     let requests = prompts.into_iter().map(|input| GenerationRequest {
         top_tokens: logprobs.unwrap_or(0),
         prompt_logprobs: echo && logprobs.is_some(),
+        grammar: grammar.clone(),
         // At least one is generated, and left out of the answer when none was asked for.
         ..params.request(input, max_tokens.map(|most| most.max(1)))
     });
