@@ -490,7 +490,7 @@ def costly(number: int) -> dict[str, Any]:
     return {**COSTLY, "value": {"title": f"number {number}", **COSTLY["value"]}}
 
 
-def test_a_grammar_that_waits_too_long_for_its_turn_is_a_503(launch: Launch) -> None:
+def test_a_grammar_that_waits_too_long_for_its_turn_is_a_429(launch: Launch) -> None:
     """One thread, and more to compile than it comes to in the five seconds that a grammar waits."""
     flags = ("--validation-workers", "1", "--grammar-timeout-ms", "1000")
     server = launch(*flags).wait_ready()
@@ -501,13 +501,35 @@ def test_a_grammar_that_waits_too_long_for_its_turn_is_a_503(launch: Launch) -> 
 
     with ThreadPoolExecutor(24) as threads:
         replies = list(threads.map(ask, range(24)))
-    assert {reply.status for reply in replies} == {422, 503}, [reply.status for reply in replies]
-    for busy in (reply for reply in replies if reply.status == 503):
+    assert {reply.status for reply in replies} == {422, 429}, [reply.status for reply in replies]
+    for busy in (reply for reply in replies if reply.status == 429):
         error = busy.json()["error"]
+        assert error["code"] == "overloaded", error
         assert "too many grammars are being compiled" in error["message"], error
         assert int(busy.headers["retry-after"]) >= 1
     # It was the moment, not the request.
     assert ask(0).status == 422
+
+
+def test_answers_to_one_prompt_share_the_memory_of_their_schema(launch: Launch) -> None:
+    """A schema has some fifty times the memory of its text, which is here half a megabyte."""
+    server = launch().wait_ready()
+
+    def peak() -> int:
+        """Of the router's memory, in bytes."""
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
+
+    schema = {"type": "integer", "examples": [{"a": 0}] * 60_000}
+    body = {
+        "messages": user("x"),
+        "n": 32,
+        "max_tokens": 1,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    }
+    before = peak()
+    assert wire.post(server.address, CHAT, body).status == 200
+    assert peak() - before < 400 << 20, f"{(peak() - before) >> 20} MiB"
 
 
 def test_a_grammar_whose_client_leaves_is_not_compiled_to_its_end(launch: Launch) -> None:

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_constraint::{Cancel, CompileError, Compiler, Kind, Limits, Source, Token, Tokenize};
-use penstock_core::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource, Matcher};
+use penstock_constraint::{Cancel, CompileError, Compiler, Content, Kind, Limits, Source, Token, Tokenize};
+use penstock_core::constraint::{
+    Grammar, GrammarCompiler, GrammarError, GrammarRequest, GrammarSource, Matcher,
+};
 use penstock_core::prompt::Vocabulary;
 use penstock_output::Unbound;
 use penstock_proto::ModelDescription;
@@ -71,18 +73,23 @@ pub fn compiler(
     }
 }
 
+/// What a request asks for; or why nothing of its size or depth is compiled. As fast as the source is read.
+pub fn request(source: GrammarSource) -> Result<GrammarRequest, String> {
+    let source = to_compile(source);
+    let content = source.content(&Limits::default()).map_err(|error| error.to_string())?;
+    let Content { digest, bytes } = content;
+    Ok(GrammarRequest::new(as_asked(source), digest, bytes))
+}
+
 impl GrammarCompiler for Grammars {
-    fn find(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GrammarSource> {
-        let source = to_compile(source);
-        match self.0.find(&source) {
-            Some(grammar) => Ok(Arc::new(Compiled(grammar))),
-            None => Err(as_asked(source)),
-        }
+    fn find(&self, request: &GrammarRequest) -> Option<Arc<dyn Grammar>> {
+        let content = Content { digest: request.digest(), bytes: request.bytes() };
+        Some(Arc::new(Compiled(self.0.find(&content)?)))
     }
 
     fn compile(
         &self,
-        source: GrammarSource,
+        request: GrammarRequest,
         cancelled: &CancellationToken,
     ) -> Result<Arc<dyn Grammar>, GrammarError> {
         let cancel = Cancel::new();
@@ -91,7 +98,7 @@ impl GrammarCompiler for Grammars {
             gone.cancelled().await;
             told.cancel();
         }));
-        match self.0.compile(to_compile(source), &cancel) {
+        match self.0.compile(to_compile(request.into_source()), &cancel) {
             Ok(grammar) => Ok(Arc::new(Compiled(grammar))),
             Err(error) => {
                 let text = error.to_string();

@@ -21,9 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
-use futures::FutureExt;
-use penstock_core::blocking::BlockingPool;
-use penstock_core::generation::{PromptLimits, Serving};
+use penstock_core::generation::{Grammars, PromptLimits, Serving};
 use penstock_core::health::{Health, HealthSender};
 use penstock_core::prompt::{LoadError, Prompt};
 use penstock_core::scheduler::{Handle, Namespace, Settings, Watermark};
@@ -329,8 +327,7 @@ async fn load(
                 vocab_size: model.vocab_size,
             },
             decoder_start: model.decoder_start_ids.iter().copied().map(TokenId).collect(),
-            grammars: grammars.boxed().shared(),
-            compiling: Arc::new(BlockingPool::new(args.validation_workers)),
+            grammars: Arc::new(Grammars::new(grammars, args.validation_workers)),
             cache_namespace,
             watermark: watermark(args, model.vocab_size),
             shared_cache: args.shared_prefix_cache,

@@ -42,7 +42,7 @@ impl Cache {
 
     /// Keeps a grammar, unless it alone is over the bound, and drops what was used longest ago to make room.
     pub(crate) fn insert(&mut self, content: Content, grammar: Arc<Grammar>) {
-        let bytes = grammar.bytes() + 2 * content.bytes();
+        let bytes = grammar.bytes();
         if bytes > self.most {
             return;
         }

@@ -25,7 +25,7 @@ use crate::{
     grammar,
     limits::Limits,
     matcher::Grammar,
-    source::Source,
+    source::{Content, Source},
     stop::{Cancel, Stop, cancelled, latest, timed_out},
     vocabulary::{Token, Vocabulary},
     yields::Yields,
@@ -41,6 +41,10 @@ const LONG_NICE: libc::c_int = 10;
 const SEARCH: u32 = 10;
 /// How often a waiting caller looks whether its request is gone.
 const POLL: Duration = Duration::from_millis(5);
+
+/// Sources of up to so many bytes are short, and those of up to so many are of medium length: the classes in which the core's blocking
+/// threads take turns. The core calls a grammar's bytes by its class, so both have the same.
+const CLASSES: [usize; 2] = [16 << 10, 128 << 10];
 
 /// Counts of the cache, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,10 +94,9 @@ impl Compiler {
         })
     }
 
-    /// The grammar, if it is compiled already. Takes as long as to read the source.
-    pub fn find(&self, source: &Source) -> Option<Arc<Grammar>> {
-        let content = source.content(&self.limits).ok()?;
-        locked(&self.cache).find(&content)
+    /// The grammar, if it is compiled already.
+    pub fn find(&self, content: &Content) -> Option<Arc<Grammar>> {
+        locked(&self.cache).find(content)
     }
 
     /// Compiles a grammar, or finds it compiled. Blocks for as long as [`Limits::wait`] and eleven times [`Limits::timeout`]
@@ -103,7 +106,7 @@ impl Compiler {
         if let Some(grammar) = locked(&self.cache).get(&content) {
             return Ok(grammar);
         }
-        let place = Threads::enter(&self.threads, self.limits.wait, cancel)?;
+        let place = Threads::enter(&self.threads, content.bytes, self.limits.wait, cancel)?;
         // Another request may have compiled it while this one waited.
         if let Some(grammar) = locked(&self.cache).get(&content) {
             return Ok(grammar);
@@ -231,35 +234,46 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Threads {
+    /// How many compile at the same time. Beyond them a class of sizes that has none may have one: what is short does not wait for
+    /// what is long.
+    most: usize,
     places: Mutex<Places>,
     freed: Condvar,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Places {
-    /// How many threads may still begin to compile.
-    free: usize,
+    /// Threads that compile, of each class.
+    taken: [usize; CLASSES.len() + 1],
     /// Grammars that wait for one.
     waiting: usize,
 }
 
 /// A thread's permission to compile; given back when dropped.
-struct Place(Arc<Threads>);
+struct Place {
+    threads: Arc<Threads>,
+    class: usize,
+}
 
 impl Threads {
-    fn new(threads: usize) -> Threads {
-        let places = Places { free: threads.max(1), waiting: 0 };
-        Threads { places: Mutex::new(places), freed: Condvar::new() }
+    fn new(most: usize) -> Threads {
+        Threads { most: most.max(1), places: Mutex::default(), freed: Condvar::new() }
     }
 
-    fn enter(threads: &Arc<Threads>, wait: Duration, cancel: &Cancel) -> Result<Place, CompileError> {
+    fn enter(
+        threads: &Arc<Threads>,
+        bytes: usize,
+        wait: Duration,
+        cancel: &Cancel,
+    ) -> Result<Place, CompileError> {
+        let class = CLASSES.iter().filter(|most| bytes > **most).count();
         let deadline = Instant::now() + wait;
         let mut places = locked(&threads.places);
         places.waiting += 1;
         let entered = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if places.free > 0 {
-                places.free -= 1;
+            if places.taken[class] == 0 || places.taken.iter().sum::<usize>() < threads.most {
+                places.taken[class] += 1;
                 break Ok(());
             }
             if cancel.is_cancelled() {
@@ -273,21 +287,22 @@ impl Threads {
         };
         places.waiting -= 1;
         drop(places);
-        entered.map(|()| Place(threads.clone()))
+        entered.map(|()| Place { threads: threads.clone(), class })
     }
 }
 
 impl Place {
     /// Another grammar waits for a thread.
     fn is_wanted(&self) -> bool {
-        locked(&self.0.places).waiting > 0
+        locked(&self.threads.places).waiting > 0
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        locked(&self.0.places).free += 1;
-        self.0.freed.notify_one();
+        locked(&self.threads.places).taken[self.class] -= 1;
+        // Who waits may be of a class that has to wait on.
+        self.threads.freed.notify_all();
     }
 }
 
@@ -295,32 +310,52 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    const SHORT: usize = 1;
+    const LONG: usize = 1 << 20;
+
     #[test]
     fn a_place_is_waited_for_and_given_back() {
         let threads = Arc::new(Threads::new(1));
-        let place = Threads::enter(&threads, Duration::ZERO, &Cancel::new()).unwrap();
-        let refused = Threads::enter(&threads, Duration::from_millis(1), &Cancel::new()).err().unwrap();
+        let enter = |wait| Threads::enter(&threads, SHORT, wait, &Cancel::new());
+        let place = enter(Duration::ZERO).unwrap();
+        let refused = enter(Duration::from_millis(1)).err().unwrap();
         assert_eq!(refused.kind, Kind::Busy);
         assert!(!place.is_wanted());
         std::thread::scope(|scope| {
-            let waits =
-                scope.spawn(|| Threads::enter(&threads, Duration::from_secs(60), &Cancel::new()).map(drop));
+            let waits = scope.spawn(|| enter(Duration::from_secs(60)).map(drop));
             while !place.is_wanted() {
                 std::thread::yield_now();
             }
             drop(place);
             waits.join().unwrap().unwrap();
         });
-        assert!(Threads::enter(&threads, Duration::ZERO, &Cancel::new()).is_ok());
+        assert!(enter(Duration::ZERO).is_ok());
+    }
+
+    #[test]
+    fn what_is_short_does_not_wait_for_what_is_long() {
+        let threads = Arc::new(Threads::new(2));
+        let enter = |bytes| Threads::enter(&threads, bytes, Duration::ZERO, &Cancel::new());
+        let _long = [enter(LONG).unwrap(), enter(LONG).unwrap()];
+        assert!(enter(LONG).is_err());
+        let medium = enter(CLASSES[1]).unwrap();
+        let short = enter(CLASSES[0]).unwrap();
+        // One of each, and no more.
+        assert!(enter(CLASSES[1]).is_err() && enter(CLASSES[0]).is_err());
+        drop(short);
+        assert!(enter(CLASSES[1]).is_err());
+        let _short = enter(CLASSES[0]).unwrap();
+        drop(medium);
+        assert!(enter(CLASSES[0] + 1).is_ok());
     }
 
     #[test]
     fn a_request_that_is_gone_does_not_wait_for_a_place() {
         let threads = Arc::new(Threads::new(1));
-        let _place = Threads::enter(&threads, Duration::ZERO, &Cancel::new()).unwrap();
+        let _place = Threads::enter(&threads, SHORT, Duration::ZERO, &Cancel::new()).unwrap();
         let cancel = Cancel::new();
         cancel.cancel();
-        let refused = Threads::enter(&threads, Duration::from_secs(60), &cancel).err().unwrap();
+        let refused = Threads::enter(&threads, SHORT, Duration::from_secs(60), &cancel).err().unwrap();
         assert_eq!(refused.kind, Kind::Cancelled);
     }
 }

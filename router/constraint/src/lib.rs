@@ -48,6 +48,6 @@ pub use forced::Tokenize;
 pub use limits::Limits;
 pub use matcher::{Grammar, Matcher};
 pub use penstock_output::{Part, Words};
-pub use source::Source;
+pub use source::{Content, Source};
 pub use stop::Cancel;
 pub use vocabulary::Token;

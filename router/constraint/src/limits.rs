@@ -9,7 +9,8 @@ pub struct Limits {
     pub timeout: Duration,
     /// The longest that a grammar waits for a thread to compile it.
     pub wait: Duration,
-    /// Threads that compile at the same time. One that runs past the timeout is counted until it ends.
+    /// Threads that compile at the same time, and one more for each class of sizes that has none. One that runs past the timeout is
+    /// counted until it ends.
     pub threads: usize,
     /// The longest source, in bytes; of a schema, as compact JSON.
     pub source_bytes: usize,

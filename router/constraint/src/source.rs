@@ -1,12 +1,14 @@
 //! A grammar as the client sends it, and its size and depth, which are known before anything recurses into it.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, hash_map::Entry},
     fmt::Write,
 };
 
 use penstock_output::{Part, Words};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::{
     error::{CompileError, Kind},
@@ -30,48 +32,42 @@ pub enum Source {
     Parts(Vec<Part>),
 }
 
-/// The content of a source, by which its compiled grammar is found again.
+/// The content of a source that is within the limits of size and depth, as a digest: by it its compiled grammar is found again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Content {
-    kind: u8,
-    text: String,
-}
-
-impl Content {
-    pub(crate) fn bytes(&self) -> usize {
-        self.text.len()
-    }
+pub struct Content {
+    /// SHA-256. Nobody finds another source with the same, so nobody is given another one's grammar.
+    pub digest: [u8; 32],
+    /// Bytes of schemas, expressions and texts of the source, about.
+    pub bytes: usize,
 }
 
 impl Source {
-    /// The content to look up, where the source is within the limits of size and depth.
-    pub(crate) fn content(&self, limits: &Limits) -> Result<Content, CompileError> {
-        let (kind, text) = match self {
-            Source::JsonObject => (0, String::new()),
-            Source::JsonSchema(schema) => {
-                check_value(schema, limits)?;
-                (1, schema.to_string())
-            }
-            Source::Regex(text) => (2, within(text, limits)?.to_owned()),
+    /// The content to look up, where the source is within the limits of size and depth. Takes as long as to read the source.
+    pub fn content(&self, limits: &Limits) -> Result<Content, CompileError> {
+        let (kind, bytes, text): (u8, usize, Cow<str>) = match self {
+            Source::JsonObject => (0, 0, "".into()),
+            Source::JsonSchema(schema) => (1, check_value(schema, limits)?, schema.to_string().into()),
+            Source::Regex(text) => (2, text.len(), within(text, limits)?.into()),
             Source::Choice(texts) => {
                 let bytes = texts.iter().map(|text| text.len() + 3).sum::<usize>();
                 if bytes > limits.source_bytes {
                     return Err(too_large(limits));
                 }
-                (3, Value::from(texts.clone()).to_string())
+                (3, bytes, Value::from(texts.clone()).to_string().into())
             }
-            Source::Lark(text) => (4, within(text, limits)?.to_owned()),
+            Source::Lark(text) => (4, text.len(), within(text, limits)?.into()),
             Source::Parts(parts) => {
                 let mut contents =
                     PartContents { limits, bytes: 0, known: HashMap::new(), text: String::new() };
                 contents.sequence(parts)?;
-                (5, contents.text)
+                (5, contents.bytes, contents.text.into())
             }
         };
         if text.len() > limits.source_bytes.saturating_mul(2) {
             return Err(too_large(limits));
         }
-        Ok(Content { kind, text })
+        let digest = Sha256::new().chain_update([kind]).chain_update(text.as_bytes()).finalize().into();
+        Ok(Content { digest, bytes })
     }
 }
 

@@ -360,9 +360,12 @@ fn a_thread_whose_caller_left_ends_too() {
     };
     let compiler = compiler_with(limits);
     for (name, source) in bombs() {
+        let bytes = source.content(&Limits::default()).map_or(0, |content| content.bytes);
         if compiler.compile(source, &Cancel::new()).is_err_and(|error| error.kind == Kind::TimedOut) {
             let start = Instant::now();
-            let result = compiler.compile(Source::Choice(vec![name.into()]), &Cancel::new());
+            // Of its class of sizes: others have threads of their own.
+            let of_its_size = Source::Choice(vec![name.into(), "x".repeat(bytes.min((128 << 10) + 1))]);
+            let result = compiler.compile(of_its_size, &Cancel::new());
             println!("{name}: its thread ended after {:?}", start.elapsed());
             // It may be slow itself beside other tests; but it had its thread.
             let busy = result.is_err_and(|error| error.kind == Kind::Busy);

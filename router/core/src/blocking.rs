@@ -60,20 +60,12 @@ impl BlockingPool {
         bytes: usize,
         work: impl FnOnce(&CancellationToken) -> T + Send + 'static,
     ) -> Result<T, Undone> {
-        let turn = self.class(bytes).enter(tenant).await?;
-        on_thread(turn, work).await
+        self.class(bytes).enter(tenant).await?.run(work).await
     }
 
-    /// The same; not begun after this time, it is given up.
-    pub async fn run_within<T: Send + 'static>(
-        &self,
-        wait: Duration,
-        tenant: Tenant,
-        bytes: usize,
-        work: impl FnOnce(&CancellationToken) -> T + Send + 'static,
-    ) -> Result<T, Undone> {
-        let turn = timeout(wait, self.class(bytes).enter(tenant)).await.map_err(|_| Undone::Late)??;
-        on_thread(turn, work).await
+    /// The turn alone; if it does not come within this time, it is given up.
+    pub async fn turn_within(&self, wait: Duration, tenant: Tenant, bytes: usize) -> Result<Turn, Undone> {
+        timeout(wait, self.class(bytes).enter(tenant)).await.map_err(|_| Undone::Late)?
     }
 
     fn class(&self, bytes: usize) -> &Arc<Threads> {
@@ -85,19 +77,6 @@ impl BlockingPool {
             &self.long
         }
     }
-}
-
-async fn on_thread<T: Send + 'static>(
-    turn: Turn,
-    work: impl FnOnce(&CancellationToken) -> T + Send + 'static,
-) -> Result<T, Undone> {
-    let caller = CancellationToken::new();
-    let _cancels = caller.clone().drop_guard();
-    let done = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        work(&caller)
-    });
-    done.await.map_err(|_| Undone::Lost)
 }
 
 /// The threads of a class, and who waits for one.
@@ -115,7 +94,23 @@ struct Line {
 }
 
 /// A thread to work on. Dropped, it is the next one's.
-struct Turn(Option<Arc<Threads>>);
+pub struct Turn(Option<Arc<Threads>>);
+
+impl Turn {
+    /// Works on it, as `BlockingPool::run` does.
+    pub async fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&CancellationToken) -> T + Send + 'static,
+    ) -> Result<T, Undone> {
+        let caller = CancellationToken::new();
+        let _cancels = caller.clone().drop_guard();
+        let done = tokio::task::spawn_blocking(move || {
+            let _turn = self;
+            work(&caller)
+        });
+        done.await.map_err(|_| Undone::Lost)
+    }
+}
 
 impl Threads {
     fn new(threads: usize, most_waiting: usize) -> Self {
@@ -294,11 +289,12 @@ mod tests {
     async fn work_whose_turn_does_not_come_is_given_up() {
         let pool = Arc::new(BlockingPool::new(1));
         let (gate, busy) = occupy(&pool, 1).await;
-        let late = pool.run_within(Duration::from_millis(1), SOMEBODY, 1, |_| ()).await;
-        assert_eq!(late, Err(Undone::Late));
+        let late = pool.turn_within(Duration::from_millis(1), SOMEBODY, 1).await;
+        assert_eq!(late.err(), Some(Undone::Late));
         gate.wait();
         busy.await.expect("no panic");
-        assert!(pool.run_within(Duration::from_secs(60), SOMEBODY, 1, |_| ()).await.is_ok());
+        let turn = pool.turn_within(Duration::from_secs(60), SOMEBODY, 1).await.expect("it is free");
+        assert!(turn.run(|_| ()).await.is_ok());
     }
 
     #[tokio::test]

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use penstock_output::{Part, Unbound};
 use penstock_proto::ids::TokenId;
 use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::blocking::MEDIUM;
+use crate::blocking::SHORT;
 
 /// What the text has to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,51 +27,65 @@ pub enum GrammarSource {
     Parts(Vec<Part>),
 }
 
-impl GrammarSource {
-    /// Bytes of it, about: what compiling takes grows with them. Of a long schema as many as make it long, since this is asked on
-    /// an async thread.
+/// A grammar that a request asks for, and what it is found by. Copies share the source, which may have many times the memory of
+/// its text.
+#[derive(Clone, Debug)]
+pub struct GrammarRequest {
+    source: Arc<GrammarSource>,
+    digest: ContentDigest,
+    bytes: usize,
+}
+
+/// Of a source's content: two with the same are the same grammar, whoever asks.
+pub type ContentDigest = [u8; 32];
+
+impl GrammarRequest {
+    /// `bytes` are those of the source, about: what compiling takes grows with them.
+    pub fn new(source: GrammarSource, digest: ContentDigest, bytes: usize) -> Self {
+        Self { source: Arc::new(source), digest, bytes }
+    }
+
+    pub fn digest(&self) -> ContentDigest {
+        self.digest
+    }
+
     pub fn bytes(&self) -> usize {
-        match self {
-            Self::JsonObject => 0,
-            Self::JsonSchema(schema) => bytes(schema),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
-            Self::Choice(texts) => texts.iter().map(String::len).sum(),
-            Self::Parts(parts) => parts.iter().map(Part::bytes).sum(),
+        self.bytes
+    }
+
+    /// A copy where others have it too.
+    pub fn into_source(mut self) -> GrammarSource {
+        match Arc::get_mut(&mut self.source) {
+            Some(own) => {
+                self.bytes = 0;
+                std::mem::replace(own, GrammarSource::JsonObject)
+            }
+            None => GrammarSource::clone(&self.source),
         }
     }
 }
 
-/// Bytes of a value as JSON, about, up to somewhat more than `MEDIUM`.
-fn bytes(value: &Value) -> usize {
-    let mut bytes = 0;
-    let mut todo = vec![value];
-    while let Some(value) = todo.pop()
-        && bytes <= MEDIUM
-    {
-        bytes += match value {
-            Value::String(text) => text.len() + 3,
-            Value::Array(items) => {
-                todo.extend(items.iter().take(MEDIUM));
-                2
-            }
-            Value::Object(members) => {
-                todo.extend(members.values().take(MEDIUM));
-                members.keys().take(MEDIUM).map(|name| name.len() + 4).sum::<usize>() + 2
-            }
-            _ => 5,
-        };
+impl Drop for GrammarRequest {
+    /// To let go of a long source takes as long as to read it, and that is no work for an async thread.
+    fn drop(&mut self) {
+        if self.bytes > SHORT
+            && let Some(own) = Arc::get_mut(&mut self.source)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let source = std::mem::replace(own, GrammarSource::JsonObject);
+            runtime.spawn_blocking(move || drop(source));
+        }
     }
-    bytes
 }
 
 pub trait GrammarCompiler: Debug + Send + Sync {
-    /// The grammar, if it is compiled already; else its source again. As fast as the source is read.
-    fn find(&self, source: GrammarSource) -> Result<Arc<dyn Grammar>, GrammarSource>;
+    /// The grammar, if it is compiled already.
+    fn find(&self, request: &GrammarRequest) -> Option<Arc<dyn Grammar>>;
 
     /// Blocks. Ends soon after `cancelled` is, and within the compiler's own limit of time.
     fn compile(
         &self,
-        source: GrammarSource,
+        request: GrammarRequest,
         cancelled: &CancellationToken,
     ) -> Result<Arc<dyn Grammar>, GrammarError>;
 }

@@ -89,27 +89,8 @@ pub enum Words {
     Expression(&'static str),
 }
 
-impl Part {
-    /// Bytes of what clients gave of it, about.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Part::Json { schema, .. } => schema.to_string().len(),
-            Part::Regex(text) | Part::Quoted { lark: text, .. } => text.len(),
-            Part::Choice(texts) => texts.iter().map(String::len).sum(),
-            Part::Words { words, .. } => words.iter().map(Words::bytes).sum(),
-            Part::OneOf(choices) | Part::SomeOf { members: choices, .. } => {
-                choices.iter().flatten().map(Part::bytes).sum()
-            }
-            Part::Repeat { part: parts, .. } | Part::IfPossible { asked: parts, .. } => {
-                parts.iter().map(Part::bytes).sum()
-            }
-            _ => 0,
-        }
-    }
-}
-
 impl Words {
-    /// As of a part.
+    /// Bytes of what clients gave of it, about.
     pub fn bytes(&self) -> usize {
         match self {
             Words::String { schema, .. } => {

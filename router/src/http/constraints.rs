@@ -1,8 +1,9 @@
 //! The fields that say what a text has to be: TGI's grammars, OpenAI's response formats, vLLM's guided fields.
 
-use penstock_core::constraint::GrammarSource;
+use penstock_core::constraint::{GrammarRequest, GrammarSource};
 use serde_json::Value;
 
+use crate::grammars;
 use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
 use crate::http::json::{no_tree, tree_of};
@@ -16,8 +17,13 @@ pub struct Asked {
     pub source: GrammarSource,
 }
 
-/// `grammar` of TGI's routes.
-pub fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
+/// `grammar` of TGI's routes, to be compiled.
+pub fn grammar_request(fields: &Fields) -> Result<Option<GrammarRequest>, ApiError> {
+    let too_much = |why: String| ApiError::unusable(Place::path(request_fields::GRAMMAR.name), why);
+    grammar(fields)?.map(|source| grammars::request(source).map_err(too_much)).transpose()
+}
+
+fn grammar(fields: &Fields) -> Result<Option<GrammarSource>, ApiError> {
     const NAME: &str = request_fields::GRAMMAR.name;
     match fields.tree(&request_fields::GRAMMAR)? {
         None => Ok(None),

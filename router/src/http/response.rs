@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
@@ -52,10 +53,30 @@ pub fn entries<T: Serialize>(mut all: impl Iterator<Item = T> + Send + 'static) 
     Box::new(move |piece| {
         let next = all.next();
         if let Some(entry) = &next {
-            serde_json::to_writer(piece, entry).expect("strings and numbers, and memory takes all writes");
+            write_entry(piece, entry);
         }
         next.is_some()
     })
+}
+
+/// One for each of `all`, which several lists may share. `write` is to write it with `write_entry`.
+pub fn entry_of_each<T: Send + Sync + 'static>(
+    all: Arc<[T]>,
+    write: impl Fn(&mut Vec<u8>, &T) + Send + 'static,
+) -> Entries {
+    let mut at = 0;
+    Box::new(move |piece| {
+        let next = all.get(at);
+        if let Some(one) = next {
+            write(piece, one);
+            at += 1;
+        }
+        next.is_some()
+    })
+}
+
+pub fn write_entry(piece: &mut Vec<u8>, entry: &impl Serialize) {
+    serde_json::to_writer(piece, entry).expect("strings and numbers, and memory takes all writes");
 }
 
 /// A list in a document.
@@ -64,6 +85,11 @@ pub struct List<'a, T> {
     pub begins_later: bool,
     /// Its last entries, or all.
     pub here: &'a [T],
+}
+
+impl<T> List<'_, T> {
+    /// All of its entries are made later.
+    pub const LATER: Self = Self { begins_later: true, here: &[] };
 }
 
 impl<T: Serialize> Serialize for List<'_, T> {

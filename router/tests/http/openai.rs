@@ -207,6 +207,49 @@ async fn log_probabilities_come_with_bytes_and_alternatives() {
 }
 
 #[tokio::test]
+async fn many_log_probabilities_are_told_in_pieces() {
+    let served = Served::default().await;
+    let chat = chat(json!({"logprobs": true, "top_logprobs": 5, "max_tokens": 500, "ignore_eos": true}));
+    let completion =
+        json!({"prompt": "abc", "max_tokens": 1000, "temperature": 0, "logprobs": 5, "ignore_eos": true});
+    let choice = |chunk: &Value| chunk["choices"][0]["logprobs"].clone();
+    for (path, mut request, lists) in [
+        ("/v1/chat/completions", chat, &["content"][..]),
+        ("/v1/completions", completion, &["tokens", "token_logprobs", "top_logprobs", "text_offset"]),
+    ] {
+        let answer = served.post(path, request.clone()).await;
+        assert!(!answer.headers.contains_key("content-length"), "{path}");
+        let whole = choice(&answer.good());
+        request["stream"] = json!(true);
+        let chunks = served.events(path, request.clone()).await;
+        for list in lists {
+            let streamed = chunks.iter().filter_map(|chunk| choice(chunk)[list].as_array().cloned());
+            let streamed: Vec<Value> = streamed.flatten().collect();
+            assert_eq!(streamed.len() as u64, request["max_tokens"].as_u64().expect("a number"));
+            assert!(whole[list] == Value::from(streamed), "{path} {list}");
+        }
+    }
+
+    let parameters = json!({"details": true, "top_n_tokens": 5, "max_new_tokens": 500});
+    let answer = served.post("/generate", json!({"inputs": "abc", "parameters": parameters})).await;
+    assert!(!answer.headers.contains_key("content-length"));
+    let details = answer.good()["details"].clone();
+    for list in ["tokens", "top_tokens"] {
+        assert_eq!(
+            details[list].as_array().map(|all| all.len() as u64),
+            details["generated_tokens"].as_u64()
+        );
+    }
+    assert!(details["top_tokens"][0][0]["text"].is_string());
+
+    let body = json!({"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 5,
+        "max_output_tokens": 500, "temperature": 0});
+    let response = served.post("/v1/responses", body).await.good();
+    let told = &response["output"][0]["content"][0]["logprobs"];
+    assert!(told.as_array().is_some_and(|all| all.len() > 100), "{response}");
+}
+
+#[tokio::test]
 async fn what_has_no_effect_is_named_in_the_answer() {
     let served = Served::default().await;
     let request = chat(json!({"store": true, "top_logprobs": 2}));

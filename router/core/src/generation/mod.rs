@@ -2,6 +2,7 @@
 
 mod detokenizer;
 pub mod event;
+mod grammars;
 mod metrics;
 mod output_processor;
 pub mod progress;
@@ -20,6 +21,7 @@ pub use event::{
     Done, FinishReason, GenerationEvent, GenerationFailure, InvalidRequest, Part, PromptToken, TextToken,
     Timings, TokenEvent,
 };
+pub use grammars::Grammars;
 pub use progress::{Progress, Timeline};
 pub use prompt_limits::PromptLimits;
 pub use request::{Caller, GenerationRequest, StopText};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SpanRef, TokenId};
 
-use crate::constraint::GrammarSource;
+use crate::constraint::GrammarRequest;
 use crate::prompt::Input;
 use crate::scheduler::{Priority, Sampling};
 use crate::tenant::Tenant;
@@ -33,7 +33,7 @@ pub struct GenerationRequest {
     pub stop_token_ids: Vec<TokenId>,
     pub top_tokens: u32,
     pub prompt_logprobs: bool,
-    pub grammar: Option<GrammarSource>,
+    pub grammar: Option<GrammarRequest>,
     /// The text is free where the grammar cannot be compiled.
     pub grammar_is_optional: bool,
     /// Whom the client asks for, by its own name.

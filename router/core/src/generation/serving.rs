@@ -3,16 +3,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use futures::future::{BoxFuture, Shared};
 use penstock_output::Unbound;
 use penstock_proto::ids::TokenId;
 
-use crate::blocking::{BlockingPool, SHORT, Undone};
-use crate::constraint::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 use crate::generation::event::{GenerationFailure, InvalidRequest, PromptToken};
-use crate::generation::metrics::{self, Tokens};
+use crate::generation::grammars::Grammars;
+use crate::generation::metrics::Tokens;
 use crate::generation::output_processor::OutputProcessor;
 use crate::generation::progress::Progress;
 use crate::generation::prompt_limits::PromptLimits;
@@ -22,10 +19,6 @@ use crate::prompt::{Input, Length, Prompt, PromptError};
 use crate::scheduler::{Handle, Namespace, Permit, Sampling, SequenceSpec, Watermark};
 use crate::tenant::Tenant;
 
-/// So long a grammar waits for its turn to be compiled.
-const GRAMMAR_WAIT: Duration = Duration::from_secs(5);
-const BUSY: &str = "too many grammars are being compiled; try again";
-
 /// What generations share.
 #[derive(Clone)]
 pub struct Serving {
@@ -34,10 +27,7 @@ pub struct Serving {
     pub limits: PromptLimits,
     /// What the decoder of an encoder-decoder begins with, while its encoder reads the prompt; empty for a decoder.
     pub decoder_start: Vec<TokenId>,
-    /// Once it is made; or why there is none, for the client.
-    pub grammars: Shared<BoxFuture<'static, Result<Arc<dyn GrammarCompiler>, String>>>,
-    /// Where grammars are compiled.
-    pub compiling: Arc<BlockingPool>,
+    pub grammars: Arc<Grammars>,
     /// Of the model and its revision.
     pub cache_namespace: Namespace,
     /// Requests of all keys share cached blocks.
@@ -69,7 +59,7 @@ pub async fn start(
 
     let (constraint, unbound) = match request.grammar {
         None => (None, Vec::new()),
-        Some(grammar) => match serving.compile(caller.origin(), grammar).await {
+        Some(grammar) => match serving.grammars.compile(caller.origin(), grammar).await {
             Ok(compiled) => (Some(compiled.clone()), compiled.unbound()),
             Err(GenerationFailure::Grammar(why)) if request.grammar_is_optional => {
                 (None, vec![Unbound { at: String::new(), why: why.to_string() }])
@@ -139,38 +129,6 @@ impl Serving {
     ) -> Result<Vec<TokenId>, PromptError> {
         let length = truncate.map_or_else(|| Length::Within(self.limits_now().most_input()), Length::Last);
         self.prompt.encode(tenant, input, length).await
-    }
-
-    /// Compiles a grammar, or finds it compiled, which waits for nobody. Nobody waits for it any more when the caller is dropped.
-    async fn compile(
-        &self,
-        tenant: Tenant,
-        source: GrammarSource,
-    ) -> Result<Arc<dyn Grammar>, GenerationFailure> {
-        let compiler = self.grammars.clone().await.map_err(GrammarError::Invalid)?;
-        let (began, bytes) = (Instant::now(), source.bytes());
-        let found = match bytes <= SHORT {
-            true => compiler.find(source),
-            // As fast as it can be read, but that is no work for an async thread.
-            false => {
-                let compiler = compiler.clone();
-                let found = tokio::task::spawn_blocking(move || compiler.find(source));
-                found.await.map_err(|_| Undone::Lost)?
-            }
-        };
-        let compiled = match found {
-            Ok(compiled) => Ok(compiled),
-            Err(source) => {
-                let work = move |cancelled: &_| compiler.compile(source, cancelled);
-                match self.compiling.run_within(GRAMMAR_WAIT, tenant, bytes, work).await {
-                    Ok(compiled) => compiled,
-                    Err(Undone::Late) => Err(GrammarError::Busy(BUSY.into())),
-                    Err(undone) => return Err(undone.into()),
-                }
-            }
-        };
-        metrics::grammar(began.elapsed(), compiled.is_ok());
-        Ok(compiled?)
     }
 
     /// A place for a request, whatever it does; 429 for the client if there is none.

@@ -7,7 +7,7 @@ use penstock_proto::ids::TokenId;
 use tokio::time::timeout;
 
 use super::{
-    Caller, FinishReason, Generation, GenerationEvent, GenerationFailure, GenerationRequest, Input,
+    Caller, FinishReason, Generation, GenerationEvent, GenerationFailure, GenerationRequest, Grammars, Input,
     InvalidRequest, Part, PromptLimits, Serving, StopText, collect, start,
 };
 use crate::health::Health;
@@ -77,8 +77,7 @@ async fn serve_with(max_live: u32, decoder_start: &[u32], limits: PromptLimits) 
         scheduler: crate::scheduler::spawn(group, source.clone(), settings, health).await,
         limits,
         decoder_start: decoder_start.iter().copied().map(TokenId).collect(),
-        grammars: futures::FutureExt::shared(Box::pin(async { Err("none here".into()) })),
-        compiling: Arc::new(crate::blocking::BlockingPool::new(1)),
+        grammars: Arc::new(Grammars::new(async { Err("none here".into()) }, 1)),
         cache_namespace: Namespace(1),
         watermark: Watermark { greens: 100, delta: 2.0 },
         shared_cache: false,

@@ -113,9 +113,13 @@ impl ChatRequest {
             self.params.warnings.no_effect("ignore_eos", &format!("beside `{}`", calls.field));
         }
         self.params.grammar = bound.grammar;
-        let request = self.params.request(Input::Rendered(rendered), self.max_tokens);
         let grammar_is_optional = bound.grammar_is_optional;
-        let request = GenerationRequest { top_tokens: self.top_logprobs, grammar_is_optional, ..request };
+        let request = GenerationRequest {
+            top_tokens: self.top_logprobs,
+            grammar: self.params.take_grammar(grammar_is_optional)?,
+            grammar_is_optional,
+            ..self.params.request(Input::Rendered(rendered), self.max_tokens)
+        };
         let (params, logprobs, reading, names) = (self.params, self.logprobs, bound.reading, self.names);
         Ok(Prepared { params, request, logprobs, reading, prompt_characters, names })
     }

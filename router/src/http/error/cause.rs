@@ -210,7 +210,8 @@ impl Cause {
             }
             .said(
                 "As many requests are queued and running as `--max-concurrent-requests` allows, those without a place hold \
-                 as much memory as they may (limits.md), or the request cannot be begun in the time that it gives itself",
+                 as much memory as they may (limits.md), too many grammars wait to be compiled, or the request cannot be begun in \
+                 the time that it gives itself",
                 "Ask again after the seconds of `Retry-After`",
             ),
             Cause::Internal => Entry::of_server(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal")

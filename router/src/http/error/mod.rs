@@ -348,7 +348,7 @@ impl FieldNames {
             GenerationFailure::Grammar(GrammarError::Invalid(why)) => {
                 ApiError::unusable(Place::path(self.grammar), why.to_string())
             }
-            GenerationFailure::Grammar(GrammarError::Busy(why)) => ApiError::unavailable(why),
+            GenerationFailure::Grammar(GrammarError::Busy(why)) => ApiError::overloaded(why),
             GenerationFailure::Grammar(GrammarError::Internal(why)) => {
                 tracing::error!("a grammar was not compiled: {why}");
                 ApiError::internal()
@@ -686,6 +686,16 @@ mod tests {
             body(&error, Family::Tgi),
             json!({"error": "Model is overloaded", "error_type": "overloaded"})
         );
+    }
+
+    /// By no fault of the server's: gateways do not eject it, and no alert calls it failing.
+    #[test]
+    fn a_grammar_whose_turn_does_not_come_is_for_later() {
+        let error = FieldNames::TGI.error(GrammarError::Busy("too many".into()));
+        let response = error.response(Family::Tgi);
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert!(response.headers().contains_key(header::RETRY_AFTER));
+        assert_eq!(error.cause.label(), "overloaded");
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::http::openai::usage::Usage;
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
-use crate::http::response::json as json_response;
+use crate::http::response::{List, entries, json_in_pieces};
 use crate::http::shortened::shortened;
 use crate::http::sse::{Encoder, Frame};
 use crate::http::state::{Loaded, Server};
@@ -64,7 +64,7 @@ pub fn text_request(
     asked.top_logprobs = 0;
     let prepared = asked.prepare(loaded, client)?;
     let warnings = prepared.params.warnings.settle(fields.limits())?;
-    let grammar = prepared.params.grammar.map_or(prepared.names.grammar, |asked| asked.field);
+    let grammar = prepared.params.grammar_field.unwrap_or(prepared.names.grammar);
     let names = FieldNames { grammar, ..prepared.names };
     Ok(TextRequest { request: prepared.request, prefix: String::new(), warnings, names })
 }
@@ -373,26 +373,28 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     }
     choices.first().await?;
     context.began();
-    let answers = choices.collect().await?;
-    let all = || answers.iter().map(|(_, done)| done);
-    for done in all() {
+    let (tokens, done): (Vec<_>, Vec<_>) = choices.collect().await?.into_iter().unzip();
+    for done in &done {
         context.succeeded(done);
     }
     let read: Vec<Read> =
-        answers.iter().enumerate().map(|(choice, (tokens, _))| Read::of(&reading, choice, tokens)).collect();
-    let choices = answers.iter().zip(&read).enumerate().map(|(index, ((tokens, done), read))| Choice {
+        tokens.iter().enumerate().map(|(choice, tokens)| Read::of(&reading, choice, tokens)).collect();
+    let choices = done.iter().zip(&read).enumerate().map(|(index, (done, read))| Choice {
         index,
         message: read.message(reasoning_field),
-        logprobs: logprobs
-            .as_ref()
-            .map(|prompt| Logprobs { content: tokens.iter().map(|token| entry(prompt, token)).collect() }),
+        logprobs: logprobs.is_some().then_some(Logprobs { content: List::LATER }),
         finish_reason: reason(done, &read.reader),
     });
     let choices: Vec<_> = choices.collect();
-    let usage = usage(all(), read.iter().map(|read| &read.reader));
-    let mut response = json_response(&head.answer(Whole::Whole, &choices, usage, &params.warnings));
+    let usage = usage(&done, read.iter().map(|read| &read.reader));
+    let later = tokens.into_iter().filter_map(|tokens| {
+        let prompt = logprobs.clone()?;
+        Some(entries(tokens.into_iter().map(move |token| entry(&prompt, &token))))
+    });
+    let whole = head.answer(Whole::Whole, &choices, usage, &params.warnings);
+    let mut response = json_in_pieces(&whole, later);
     context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [all()]);
+    totals(response.headers_mut(), [&done]);
     Ok(response)
 }
 
@@ -587,8 +589,9 @@ impl ChatChunks {
 
     /// With the log probabilities that wait for a chunk.
     fn chunk(&mut self, index: usize, delta: Delta, finish_reason: Option<Reason>, encoder: &mut Encoder) {
-        let waiting = &mut self.choices[index].logprobs;
-        let logprobs = (!waiting.is_empty()).then(|| Logprobs { content: std::mem::take(waiting) });
+        let waiting = std::mem::take(&mut self.choices[index].logprobs);
+        let all = List { begins_later: false, here: &waiting[..] };
+        let logprobs = (!waiting.is_empty()).then_some(Logprobs { content: all });
         let choice = ChunkChoice { index, delta, logprobs, finish_reason };
         match self.warnings.is_empty() {
             true => encoder.framed(&self.frame, &choice),
@@ -650,7 +653,7 @@ enum Role {
 pub struct Choice<'a> {
     index: usize,
     message: Message<'a>,
-    logprobs: Option<Logprobs>,
+    logprobs: Option<Logprobs<'a>>,
     finish_reason: Reason,
 }
 
@@ -726,7 +729,7 @@ struct CustomCall {
 pub struct ChunkChoice<'a> {
     index: usize,
     delta: Delta<'a>,
-    logprobs: Option<Logprobs>,
+    logprobs: Option<Logprobs<'a>>,
     finish_reason: Option<Reason>,
 }
 
@@ -753,8 +756,9 @@ impl Default for Delta<'_> {
 
 #[derive(JsonSchema, Serialize)]
 #[schemars(rename = "ChatLogprobs")]
-struct Logprobs {
-    content: Vec<LogprobEntry>,
+struct Logprobs<'a> {
+    #[schemars(with = "Vec<LogprobEntry>")]
+    content: List<'a, LogprobEntry>,
 }
 
 #[derive(Clone, JsonSchema, Serialize)]

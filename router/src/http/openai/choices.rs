@@ -37,7 +37,7 @@ impl Choices {
             request_fields::N.name
         };
         context.check_sequences(requests.len() * count as usize, blames)?;
-        let grammar = params.grammar.as_ref().map_or(names.grammar, |asked| asked.field);
+        let grammar = params.grammar_field.unwrap_or(names.grammar);
         let names = FieldNames { grammar, ..names };
         let vary = |answer, request: &mut GenerationRequest| request.sampling = params.sampling_of(answer);
         let all = requests.into_iter().map(|request| context.start_answers(request, count, vary, &names));

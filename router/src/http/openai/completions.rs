@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
 use bytes::Bytes;
+use penstock_core::constraint::GrammarRequest;
 use penstock_core::generation::{Done, FinishReason, GenerationRequest, Input, PromptToken, TokenEvent};
 use penstock_core::prompt::Prompt;
 use penstock_proto::ids::TokenId;
@@ -46,6 +47,7 @@ struct CompletionRequest {
     /// How many to generate and choose the `n` most likely of.
     best_of: u32,
     prompts: Vec<Input>,
+    grammar: Option<GrammarRequest>,
     max_tokens: Option<u32>,
     echo: bool,
     /// How many alternatives; `None` for no log probabilities.
@@ -92,11 +94,13 @@ impl CompletionRequest {
             let text = "must be >= 1 when the answer is streamed";
             return Err(ApiError::invalid("max_tokens", text).given("0"));
         }
+        let grammar = params.take_grammar(false)?;
         let warnings = params.warnings.settle(fields.limits())?;
         Ok(Self {
             params: GenerationParams { warnings, ..params },
             best_of,
             prompts,
+            grammar,
             max_tokens,
             echo,
             logprobs,
@@ -172,10 +176,11 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
             Ok((asked, echoes, characters))
         })
         .await?;
-    let CompletionRequest { params, best_of, prompts, max_tokens, echo, logprobs, names } = asked;
+    let CompletionRequest { params, best_of, prompts, grammar, max_tokens, echo, logprobs, names } = asked;
     let requests = prompts.into_iter().map(|input| GenerationRequest {
         top_tokens: logprobs.unwrap_or(0),
         prompt_logprobs: echo && logprobs.is_some(),
+        grammar: grammar.clone(),
         // At least one is generated, and left out of the answer when none was asked for.
         ..params.request(input, max_tokens.map(|most| most.max(1)))
     });
@@ -223,15 +228,20 @@ pub async fn answer(context: Arc<RequestContext>, body: Bytes) -> Result<Respons
     let best = answers.chunks_mut(best_of as usize).flat_map(|candidates| &mut candidates[..answers_each]);
     let choices = best.enumerate().map(|(index, (tokens, done))| {
         let before = echoes.get(index / answers_each).map_or("", String::as_str);
-        let prefill = tokens.first_mut().map(|first| std::mem::take(&mut first.prefill)).unwrap_or_default();
-        let is_told = logprobs.is_some() && !prefill.is_empty();
-        if is_told {
-            later.extend(Echo { prompt: prompt.clone(), text: before.to_owned(), tokens: prefill }.lists());
+        if logprobs.is_some() {
+            let mut generated = std::mem::take(tokens);
+            let echoed = generated.first_mut().map(|first| std::mem::take(&mut first.prefill));
+            let echoed = echoed.unwrap_or_default();
+            if only_echo {
+                generated.clear();
+            }
+            let lists = TokenLists { prompt: prompt.clone(), echo: before.to_owned(), echoed, generated };
+            later.extend(lists.entries());
         }
         Choice {
             index,
             text: [before, &done.text].concat(),
-            logprobs: logprobs.map(|_| Logprobs::of(&prompt, before, is_told, tokens, only_echo)),
+            logprobs: logprobs.map(|_| Logprobs::later()),
             finish_reason: Reason::from(done.finish_reason),
         }
     });
@@ -347,7 +357,7 @@ impl CompletionChunks {
         let mut logprobs = self.spelling.as_ref().map(|_| Logprobs::default());
         if let (Some(logprobs), Some(prompt)) = (&mut logprobs, &self.spelling) {
             for entry in echoing.tokens.by_ref().take(ECHOED_AT_ONCE) {
-                logprobs.entry(prompt, (entry.id, entry.logprob), &entry.top, echoing.place.characters);
+                logprobs.echoed(prompt, &entry, echoing.place.characters);
                 echoing.place.pass(&echoing.text, prompt, entry.id);
             }
         }
@@ -426,34 +436,64 @@ impl Echoing {
     }
 }
 
-/// An echoed prompt, whose part of the lists is made when they are written.
-struct Echo {
+/// The tokens of a whole answer, of which the lists are made when they are written.
+struct TokenLists {
     prompt: Arc<Prompt>,
-    text: String,
-    tokens: Vec<PromptToken>,
+    /// What stands before the generated text.
+    echo: String,
+    echoed: Vec<PromptToken>,
+    generated: Vec<TokenEvent>,
 }
 
-impl Echo {
+impl TokenLists {
     /// In the order of `Logprobs`.
-    fn lists(self) -> [Entries; 4] {
-        let echo = Arc::new(self);
-        let each = || {
-            let echo = echo.clone();
-            (0..echo.tokens.len()).map(move |at| (echo.clone(), at))
+    fn entries(self) -> [Entries; 4] {
+        let mut offset = self.echo.chars().count();
+        let lists = Arc::new(self);
+        let echoed = || {
+            let lists = lists.clone();
+            (0..lists.echoed.len()).map(move |at| (lists.clone(), at))
+        };
+        let generated = || {
+            let lists = lists.clone();
+            (0..lists.generated.len()).map(move |at| (lists.clone(), at))
         };
         let mut place = EchoPlace::default();
+        let echo_begins = echoed().map(move |(lists, at)| {
+            let begins = place.characters;
+            place.pass(&lists.echo, &lists.prompt, lists.echoed[at].id);
+            begins
+        });
+        let begins = generated().map(move |(lists, at)| {
+            let TokenEvent { special, text, .. } = &lists.generated[at];
+            let begins = offset;
+            offset += if *special { 0 } else { text.chars().count() };
+            begins
+        });
         [
-            entries(each().map(|(echo, at)| spelled(&echo.prompt, echo.tokens[at].id))),
-            entries(each().map(|(echo, at)| echo.tokens[at].logprob.map(finite))),
-            entries(each().map(|(echo, at)| {
-                let PromptToken { id, logprob, top } = &echo.tokens[at];
-                Alternatives::of(&echo.prompt, (*id, *logprob), top)
-            })),
-            entries(each().map(move |(echo, at)| {
-                let begins = place.characters;
-                place.pass(&echo.text, &echo.prompt, echo.tokens[at].id);
-                begins
-            })),
+            entries(
+                echoed()
+                    .map(|(lists, at)| spelled(&lists.prompt, lists.echoed[at].id))
+                    .chain(generated().map(|(lists, at)| spelled(&lists.prompt, lists.generated[at].id))),
+            ),
+            entries(
+                echoed()
+                    .map(|(lists, at)| lists.echoed[at].logprob)
+                    .chain(generated().map(|(lists, at)| Some(lists.generated[at].logprob)))
+                    .map(|logprob| logprob.map(finite)),
+            ),
+            entries(
+                echoed()
+                    .map(|(lists, at)| {
+                        let PromptToken { id, logprob, top } = &lists.echoed[at];
+                        Alternatives::of(&lists.prompt, (*id, *logprob), top)
+                    })
+                    .chain(
+                        generated()
+                            .map(|(lists, at)| Alternatives::beside(&lists.prompt, &lists.generated[at])),
+                    ),
+            ),
+            entries(echo_begins.chain(begins)),
         ]
     }
 }
@@ -468,14 +508,14 @@ struct Logprobs {
     top_logprobs: Vec<Option<Alternatives>>,
     /// Where each token begins in the choice's text, in characters.
     text_offset: Vec<usize>,
-    /// The lists begin with those of an `Echo`.
+    /// The lists are those of `TokenLists`.
     #[schemars(skip)]
-    follows_echo: bool,
+    is_later: bool,
 }
 
 impl Serialize for Logprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let begins_later = self.follows_echo;
+        let begins_later = self.is_later;
         let mut lists = serializer.serialize_struct("Logprobs", 4)?;
         lists.serialize_field("tokens", &List { begins_later, here: &self.tokens })?;
         lists.serialize_field("token_logprobs", &List { begins_later, here: &self.token_logprobs })?;
@@ -486,33 +526,31 @@ impl Serialize for Logprobs {
 }
 
 impl Logprobs {
-    /// Of a whole answer behind `echo`, whose own tokens are told by an `Echo`; of no token where only that was asked for.
-    fn of(prompt: &Prompt, echo: &str, follows_echo: bool, tokens: &[TokenEvent], only_echo: bool) -> Self {
-        let mut logprobs = Self { follows_echo, ..Self::default() };
-        let mut offset = echo.chars().count();
-        for token in tokens.iter().filter(|_| !only_echo) {
-            logprobs.push(prompt, token, offset);
-            offset += if token.special { 0 } else { token.text.chars().count() };
-        }
-        logprobs
+    /// Of a whole answer.
+    fn later() -> Self {
+        Self { is_later: true, ..Self::default() }
+    }
+
+    /// Of an echoed token.
+    fn echoed(&mut self, prompt: &Prompt, token: &PromptToken, offset: usize) {
+        let PromptToken { id, logprob, top } = token;
+        self.entry(prompt, (*id, *logprob), Alternatives::of(prompt, (*id, *logprob), top), offset);
     }
 
     fn push(&mut self, prompt: &Prompt, token: &TokenEvent, offset: usize) {
-        let top = token.top.iter().map(|other| (other.id, other.logprob.unwrap_or(f32::NEG_INFINITY)));
-        let top: Vec<_> = top.collect();
-        self.entry(prompt, (token.id, Some(token.logprob)), &top, offset);
+        self.entry(prompt, (token.id, Some(token.logprob)), Alternatives::beside(prompt, token), offset);
     }
 
     fn entry(
         &mut self,
         prompt: &Prompt,
         (id, logprob): (TokenId, Option<f32>),
-        top: &[(TokenId, f32)],
+        top: Option<Alternatives>,
         offset: usize,
     ) {
         self.tokens.push(spelled(prompt, id));
         self.token_logprobs.push(logprob.map(finite));
-        self.top_logprobs.push(Alternatives::of(prompt, (id, logprob), top));
+        self.top_logprobs.push(top);
         self.text_offset.push(offset);
     }
 }
@@ -562,6 +600,12 @@ impl EchoPlace {
 struct Alternatives(Vec<(String, f32)>);
 
 impl Alternatives {
+    /// Of a generated token.
+    fn beside(prompt: &Prompt, token: &TokenEvent) -> Option<Self> {
+        let top = token.top.iter().map(|other| (other.id, other.logprob.unwrap_or(f32::NEG_INFINITY)));
+        Self::of(prompt, (token.id, Some(token.logprob)), &top.collect::<Vec<_>>())
+    }
+
     /// `None` where none were asked for. The token itself is among them, which are then one more than that.
     fn of(prompt: &Prompt, (id, logprob): (TokenId, Option<f32>), top: &[(TokenId, f32)]) -> Option<Self> {
         let own = logprob.filter(|_| top.iter().all(|other| other.0 != id)).map(|own| (id, own));

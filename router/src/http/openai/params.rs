@@ -2,15 +2,18 @@
 
 use std::borrow::Cow;
 
+use penstock_core::constraint::GrammarRequest;
 use penstock_core::generation::{GenerationRequest, Input, StopText};
 use penstock_core::scheduler::Priority;
 use penstock_core::scheduler::Sampling;
+use penstock_output::Unbound;
 use penstock_proto::ids::TokenId;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::grammars;
 use crate::http::constraints::{self, Asked};
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
 use crate::http::json::finite;
 use crate::http::request_fields::{self, Field};
@@ -33,7 +36,10 @@ pub struct GenerationParams {
     pub min_tokens: u32,
     pub watermark: bool,
     pub stop_token_ids: Vec<TokenId>,
+    /// Until it is taken.
     pub grammar: Option<Asked>,
+    /// The field of the grammar that was taken.
+    pub grammar_field: Option<&'static str>,
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
@@ -146,6 +152,7 @@ impl GenerationParams {
             watermark: fields.boolean(&request_fields::WATERMARK)?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields)?,
             grammar: None,
+            grammar_field: None,
             n: fields.small(&request_fields::N)?.unwrap_or(1),
             stream,
             include_usage,
@@ -156,7 +163,22 @@ impl GenerationParams {
         })
     }
 
-    /// A generation of `input`; the dialect adds what it alone asks for.
+    /// The grammar as its requests have it: they alone keep it, since it may take many times the memory of its text. Refuses what is
+    /// longer or deeper than any that is compiled; where it is optional, that is a warning.
+    pub fn take_grammar(&mut self, is_optional: bool) -> Result<Option<GrammarRequest>, ApiError> {
+        let Some(Asked { field, source }) = self.grammar.take() else { return Ok(None) };
+        self.grammar_field = Some(field);
+        match grammars::request(source) {
+            Ok(request) => Ok(Some(request)),
+            Err(why) if is_optional => {
+                self.warnings.unbound(field, &[Unbound { at: String::new(), why }]);
+                Ok(None)
+            }
+            Err(why) => Err(ApiError::unusable(Place::path(field), why)),
+        }
+    }
+
+    /// A generation of `input`; the dialect adds what it alone asks for, and the grammar.
     pub fn request(&self, input: Input, max_new_tokens: Option<u32>) -> GenerationRequest {
         GenerationRequest {
             input,
@@ -172,7 +194,7 @@ impl GenerationParams {
             stop_token_ids: self.stop_token_ids.clone(),
             top_tokens: 0,
             prompt_logprobs: false,
-            grammar: self.grammar.as_ref().map(|asked| asked.source.clone()),
+            grammar: None,
             grammar_is_optional: false,
             user: self.user.clone(),
             cache_salt: self.cache_salt.clone(),
@@ -325,6 +347,20 @@ mod tests {
         assert_eq!(params.n, 1);
         assert!(!params.stream && !params.include_usage && !params.ignore_eos);
         assert!(params.warnings.is_empty() && params.stop.is_empty());
+    }
+
+    #[test]
+    fn a_grammar_that_is_too_long_is_refused_where_it_is_read_unless_it_is_optional() {
+        let long = format!(r#"{{"guided_json": {{"examples": [{}1]}}}}"#, "1,".repeat(1 << 20));
+        let error = parsed(&long).expect("read").take_grammar(false).expect_err("too long");
+        assert_eq!(error.to_string(), "`guided_json`: the grammar is longer than 1048576 bytes");
+        let mut params = parsed(&long).expect("read");
+        assert!(params.take_grammar(true).expect("a warning").is_none());
+        assert_eq!(params.warnings.lines().len(), 1);
+        // Its name is what is kept of a grammar.
+        let mut params = parsed(r#"{"guided_regex": "a+"}"#).expect("read");
+        assert!(params.take_grammar(false).expect("short").is_some());
+        assert_eq!((params.grammar, params.grammar_field), (None, Some("guided_regex")));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use penstock_core::generation::{Done, Generation, GenerationEvent, GenerationReq
 use crate::http::error::{ApiError, Cause, Family, FieldNames};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
-use crate::http::response::{List, json_in_pieces};
+use crate::http::response::json_in_pieces;
 use crate::http::sampling::{drawn_seed, most_likely_first};
 use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
@@ -25,7 +25,7 @@ use crate::http::warnings::Warnings;
 use crate::http::{body, platforms};
 use request::{GenerateRequest, Route};
 pub use request::{inputs_alone, text_request};
-use response::{Candidate, Details, StreamDetails, Told, prefill_tokens, token, top_token, top_tokens};
+use response::{Candidate, Details, StreamDetails, Told, token, top_token};
 pub use response::{Generated, StreamEvent};
 
 const NAMES: FieldNames = FieldNames::TGI;
@@ -108,43 +108,25 @@ async fn whole(
     }
     most_likely_first(&mut candidates);
     let vocabulary = context.loaded()?.serving.prompt.vocabulary();
-    let prefills = candidates.iter_mut().map(|(tokens, _)| {
-        let first = tokens.first_mut().filter(|_| asked.details);
-        first.map(|first| std::mem::take(&mut first.prefill)).unwrap_or_default()
-    });
-    let prefills: Vec<_> = prefills.collect();
-    let have_prefill: Vec<bool> = prefills.iter().map(|prefill| !prefill.is_empty()).collect();
-    let told = |at: usize| told(&candidates[at], have_prefill[at]);
-    let texts: Vec<_> = candidates.iter().map(|(_, done)| format!("{}{}", asked.prefix, done.text)).collect();
+    let (tokens, done): (Vec<_>, Vec<_>) = candidates.into_iter().unzip();
+    let texts: Vec<_> = done.iter().map(|done| format!("{}{}", asked.prefix, done.text)).collect();
+    // In the order in which the answer has them.
+    let mut later = Vec::new();
     let details = asked.details.then(|| {
-        let others = texts.iter().enumerate().skip(1);
-        let others = others.map(|(at, text)| Candidate { generated_text: text, told: told(at) });
-        Details { best: told(0), best_of_sequences: others.collect() }
+        let told =
+            done.iter().zip(tokens).map(|(done, tokens)| Told::of(done, tokens, vocabulary, &mut later));
+        let mut told = texts.iter().zip(told).map(|(text, told)| Candidate { generated_text: text, told });
+        let best = told.next().expect("at least one was asked for").told;
+        Details { best, best_of_sequences: told.collect() }
     });
     let answer = Generated { generated_text: &texts[0], details, warnings: asked.warnings };
-    let done = &candidates[0].1;
-    // In the order in which the answer has them.
-    let told = prefills.into_iter().filter(|prefill| !prefill.is_empty());
-    let later = told.map(|prefill| prefill_tokens(vocabulary, prefill));
     let mut response = match shape {
         Shape::Object => json_in_pieces(&answer, later),
         Shape::List => json_in_pieces(&[answer], later),
     };
     context.head(&mut response, asked.prompt_characters);
-    totals(response.headers_mut(), [[done]]);
+    totals(response.headers_mut(), [[&done[0]]]);
     Ok(response)
-}
-
-/// `has_prefill`: the prompt's tokens are made later.
-fn told((tokens, done): &(Vec<TokenEvent>, Done), has_prefill: bool) -> Told<'_> {
-    Told {
-        finish_reason: done.finish_reason.into(),
-        generated_tokens: done.generated_tokens,
-        seed: done.seed,
-        prefill: List { begins_later: has_prefill, here: &[] },
-        tokens: tokens.iter().map(token).collect(),
-        top_tokens: top_tokens(tokens),
-    }
 }
 
 async fn streamed(context: Arc<RequestContext>, asked: GenerateRequest) -> Result<Response<Body>, ApiError> {

@@ -114,7 +114,7 @@ impl GenerateRequest {
             stop_token_ids: Vec::new(),
             top_tokens: p.small(&request_fields::TOP_N_TOKENS)?.unwrap_or(0),
             prompt_logprobs,
-            grammar: constraints::grammar(p)?,
+            grammar: constraints::grammar_request(p)?,
             grammar_is_optional: false,
             user: None,
             cache_salt: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned),

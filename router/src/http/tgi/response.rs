@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use penstock_core::generation::{FinishReason, PromptToken, TextToken, TokenEvent};
+use penstock_core::generation::{Done, FinishReason, PromptToken, TextToken, TokenEvent};
 use penstock_core::prompt::Vocabulary;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::http::response::{Entries, List, entries};
+use crate::http::response::{Entries, List, entries, entry_of_each, write_entry};
 use crate::http::warnings::Warnings;
 
 /// Why a text ended.
@@ -39,7 +39,7 @@ pub fn top_token(token: &TextToken) -> Token<'_> {
 }
 
 /// The prompt's tokens, made when they are written.
-pub fn prefill_tokens(vocabulary: &Arc<Vocabulary>, tokens: Vec<PromptToken>) -> Entries {
+fn prefill_tokens(vocabulary: &Arc<Vocabulary>, tokens: Vec<PromptToken>) -> Entries {
     let vocabulary = vocabulary.clone();
     entries(tokens.into_iter().map(move |PromptToken { id, logprob, .. }| PrefillToken {
         id: id.0,
@@ -48,11 +48,33 @@ pub fn prefill_tokens(vocabulary: &Arc<Vocabulary>, tokens: Vec<PromptToken>) ->
     }))
 }
 
-pub fn top_tokens(tokens: &[TokenEvent]) -> Vec<Vec<Token<'_>>> {
-    if tokens.iter().all(|token| token.top.is_empty()) {
-        return Vec::new();
+impl Told {
+    /// Its lists are made when they are written: to `later` is added what writes them.
+    pub fn of(
+        done: &Done,
+        mut tokens: Vec<TokenEvent>,
+        vocabulary: &Arc<Vocabulary>,
+        later: &mut Vec<Entries>,
+    ) -> Self {
+        let prefill = tokens.first_mut().map(|first| std::mem::take(&mut first.prefill)).unwrap_or_default();
+        let has_prefill = !prefill.is_empty();
+        later.extend(has_prefill.then(|| prefill_tokens(vocabulary, prefill)));
+        let tokens: Arc<[TokenEvent]> = tokens.into();
+        later.push(entry_of_each(tokens.clone(), |piece, event| write_entry(piece, &token(event))));
+        let has_top = tokens.iter().any(|token| !token.top.is_empty());
+        let top_tokens = |piece: &mut Vec<u8>, event: &TokenEvent| {
+            write_entry(piece, &event.top.iter().map(top_token).collect::<Vec<_>>());
+        };
+        later.extend(has_top.then(|| entry_of_each(tokens, top_tokens)));
+        Self {
+            finish_reason: done.finish_reason.into(),
+            generated_tokens: done.generated_tokens,
+            seed: done.seed,
+            prefill: List { begins_later: has_prefill, here: &[] },
+            tokens: List::LATER,
+            top_tokens: has_top.then_some(List::LATER),
+        }
     }
-    tokens.iter().map(|token| token.top.iter().map(top_token).collect()).collect()
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -67,7 +89,7 @@ pub struct Generated<'a> {
 #[derive(JsonSchema, Serialize)]
 pub struct Details<'a> {
     #[serde(flatten)]
-    pub best: Told<'a>,
+    pub best: Told,
     /// The others of `best_of`
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub best_of_sequences: Vec<Candidate<'a>>,
@@ -77,12 +99,12 @@ pub struct Details<'a> {
 pub struct Candidate<'a> {
     pub generated_text: &'a str,
     #[serde(flatten)]
-    pub told: Told<'a>,
+    pub told: Told,
 }
 
 /// What is told of a text.
 #[derive(JsonSchema, Serialize)]
-pub struct Told<'a> {
+pub struct Told {
     pub finish_reason: Reason,
     pub generated_tokens: u32,
     /// Where it was sampled
@@ -90,10 +112,12 @@ pub struct Told<'a> {
     /// The prompt's tokens, with `decoder_input_details`
     #[schemars(with = "Vec<PrefillToken>")]
     pub prefill: List<'static, PrefillToken>,
-    pub tokens: Vec<Token<'a>>,
+    #[schemars(with = "Vec<Token<'static>>")]
+    pub tokens: List<'static, Token<'static>>,
     /// For each token its alternatives, with `top_n_tokens`
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub top_tokens: Vec<Vec<Token<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Vec<Vec<Token<'static>>>")]
+    pub top_tokens: Option<List<'static, Vec<Token<'static>>>>,
 }
 
 #[derive(JsonSchema, Serialize)]

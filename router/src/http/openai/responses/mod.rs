@@ -65,21 +65,34 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     }
     choices.first().await?;
     context.began();
-    let mut writer = writer;
-    let mut answers = choices.collect().await?;
-    let [(tokens, done)] = &mut answers[..] else { return Err(ApiError::internal()) };
-    context.succeeded(done);
-    // The whole answer is the collected stream: the last event has it.
+    let Ok([(tokens, done)]) = <[_; 1]>::try_from(choices.collect().await?) else {
+        return Err(ApiError::internal());
+    };
+    context.succeeded(&done);
+    let told = done.clone();
+    let told_of = |token: &TokenEvent| 1 + token.top.len();
+    let is_long = writer.logprobs.is_some() && tokens.iter().map(told_of).sum::<usize>() > FEW_LOGPROBS;
+    let whole = move || whole(writer, tokens, told);
+    // That of many tokens takes long, and is no work for an async thread.
+    let made = if is_long { tokio::task::spawn_blocking(whole).await } else { Ok(whole()) };
+    let mut response = made.map_err(|_| ApiError::internal())?;
+    context.head(&mut response, prompt_characters);
+    totals(response.headers_mut(), [[&done]]);
+    Ok(response)
+}
+
+/// Log probabilities, of tokens and alternatives together, that are told in a millisecond or so.
+const FEW_LOGPROBS: usize = 1000;
+
+/// The collected stream: its last event has the whole answer.
+fn whole(mut writer: Events, tokens: Vec<TokenEvent>, done: Done) -> Response<Body> {
     let mut nowhere = Encoder::default();
-    for token in std::mem::take(tokens) {
+    for token in tokens {
         writer.token(0, token, &mut nowhere);
         nowhere.take();
     }
-    writer.done(0, done.clone(), &mut nowhere);
-    let mut response = json_response(&writer.response());
-    context.head(&mut response, prompt_characters);
-    totals(response.headers_mut(), [[&*done]]);
-    Ok(response)
+    writer.done(0, done, &mut nowhere);
+    json_response(&writer.response())
 }
 
 /// What an answer says of itself and of what was asked.
