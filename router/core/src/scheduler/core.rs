@@ -127,8 +127,8 @@ pub(super) struct Core {
     pub(super) guess_parents: Vec<u32>,
     /// Places for states in front of drafts that running sequences hold.
     pub(super) draft_states: u32,
-    /// The first that runs found no blocks in the last plan, since those that could give some were in it already.
-    pub(super) first_is_due: bool,
+    /// That one found no blocks in a plan as the first that runs, since those that could give some were in it already.
+    pub(super) first_is_due: Option<SequenceId>,
     /// Of the workers' draft model lately, over all sequences.
     pub(super) draft_accuracy: DraftAccuracy,
     /// When something is to be done about a sequence's deadline.
@@ -246,7 +246,7 @@ impl Core {
             guesses: Vec::new(),
             guess_parents: Vec::new(),
             draft_states: 0,
-            first_is_due: false,
+            first_is_due: None,
             draft_accuracy: DraftAccuracy::default(),
             due: BTreeSet::new(),
             blocked: None,

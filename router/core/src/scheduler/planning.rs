@@ -135,10 +135,16 @@ impl Core {
         }
         keys.clear();
         self.spare_decodes = keys;
-        if std::mem::take(&mut self.first_is_due)
+        // It may have left since, and whoever is first now has no such right.
+        if let Some(due) = self.first_is_due.take()
             && let Some(&first) = self.running.first()
+            && self.sequences[first].id == due
         {
-            self.plan_row(first, draft);
+            let sequence = &self.sequences[first];
+            match sequence.continues() && !microbatches.may_decode(sequence) {
+                true => self.first_is_due = Some(due),
+                false => self.plan_row(first, draft),
+            }
         }
         let mut at = 0;
         while let Some(&key) = self.running.get(at) {
@@ -276,6 +282,9 @@ impl Core {
                 tokens => self.sequences[key].num_scheduled_tokens += tokens,
             }
             self.count_hits(key, before);
+            if count == 0 {
+                return;
+            }
         }
         let mut guesses = std::mem::take(&mut self.guesses);
         guesses.clear();
@@ -586,7 +595,7 @@ impl Core {
     fn step_back(&mut self, key: usize, now: Instant) {
         if self.running.len() > 1 {
             match self.running.first() == Some(&key) && self.quarantined.is_empty() {
-                true => self.first_is_due = true,
+                true => self.first_is_due = Some(self.sequences[key].id),
                 false => self.preempt(key),
             }
             return;

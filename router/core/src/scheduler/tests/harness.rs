@@ -278,7 +278,18 @@ impl Harness {
     pub fn plan(&mut self) -> usize {
         self.core.expire(self.now);
         self.core.check_due(self.now);
-        while let Some(plan) = self.core.plan(self.now) {
+        loop {
+            let unknown = self.of_unknown_length();
+            let Some(plan) = self.core.plan(self.now) else { break };
+            let step = self.core.in_flight.back().expect("was planned");
+            for (row, flags) in step.rows.iter().zip(&plan.flags) {
+                let continues = flags & RowFlag::Continue as u8 != 0;
+                assert!(
+                    !continues || !unknown.contains(&row.id),
+                    "a first stage knows no length of {:?}",
+                    row.id
+                );
+            }
             let overflows = self.overflows.take();
             let spoiled = self.pages.as_mut().map(|pages| pages.read(&plan, &self.core, overflows));
             self.spoiled.push_back(spoiled.unwrap_or_default());
@@ -287,6 +298,13 @@ impl Harness {
             assert!(!many || !self.core.quarantined.is_empty(), "more sequences run than may");
         }
         self.plans.len()
+    }
+
+    /// Those whose drafts only the last of several stages can judge, which has not done so.
+    fn of_unknown_length(&self) -> BTreeSet<SequenceId> {
+        let steps = self.core.in_flight.iter().filter(|_| self.config.stages > 1);
+        let rows = steps.flat_map(|step| &step.rows);
+        rows.filter(|row| row.drafts > 0).map(|row| row.id).collect()
     }
 
     /// Sends what can be sent, and answers the oldest plan, unless it kills the workers. `None` when there was nothing

@@ -1,7 +1,7 @@
 //! Verify rows: what they bring, what becomes of the plan behind them, and when there are none.
 
 use bytes::Bytes;
-use penstock_proto::ids::TokenId;
+use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::{RowFlag, StepPlan};
 
 use super::harness::{Harness, STEP, check_refused, every, spec, tiny, u32s};
@@ -172,6 +172,26 @@ fn drafts_behind_others_that_are_known_to_be_rejected_are_counted_on() {
     }
     // Now and then one is right by chance.
     assert!(behind > 50 && counted_on * 10 > behind * 9, "{counted_on} of {behind}");
+    harness.check_against_reference();
+}
+
+#[test]
+fn who_is_first_since_another_left_waits_for_the_lengths_of_its_drafts() {
+    let config = MockConfig { stages: 2, world_size: 2, surprise_one_in: 3, ..repeating() };
+    let mut harness = harness(config, Drafting::Always(5));
+    for salt in 0..3 {
+        harness.submit(spec(&[3, 4, salt], 60));
+    }
+    for step in 0.. {
+        if step % 3 == 0 {
+            // Was first, found no blocks and was cancelled: whoever is first now is owed nothing.
+            harness.core.first_is_due = Some(SequenceId(99));
+        }
+        if harness.step().is_none() {
+            break;
+        }
+    }
+    assert!(harness.core.counters.drafts > 100);
     harness.check_against_reference();
 }
 
