@@ -399,19 +399,22 @@ async fn a_stream_that_waits_long_has_its_head_and_signs_of_life_before_its_firs
             let (frame, ()) = tokio::join!(within(body.frame()), pass(15));
             let sign = frame.expect("a frame").expect("no broken connection").into_data().expect("data");
             let sign = std::str::from_utf8(&sign).expect("UTF-8");
+            let kinds: Vec<_> = sign.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
             match path {
-                "/v1/chat/completions" => {
-                    let chunk = sign.strip_prefix(":\n\ndata: ").unwrap_or_else(|| panic!("{sign}"));
+                "/v1/chat/completions" | "/v1/completions" => {
+                    let chunk = sign.strip_prefix("data: ").unwrap_or_else(|| panic!("{sign}"));
                     let chunk: Value = serde_json::from_str(chunk).expect("one chunk");
-                    let delta = &chunk["choices"][0]["delta"];
-                    assert_eq!((&delta["content"], delta.get("role").is_some()), (&json!(""), nth == 0));
+                    let choice = &chunk["choices"][0];
+                    let is_chat = path == "/v1/chat/completions";
+                    let text = if is_chat { &choice["delta"]["content"] } else { &choice["text"] };
+                    let has_role = choice["delta"].get("role").is_some();
+                    assert_eq!((text, has_role), (&json!(""), is_chat && nth == 0), "{sign}");
                 }
                 "/v1/responses" => {
-                    let kinds: Vec<_> =
-                        sign.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
                     let expected = ["response.created", "response.in_progress"];
                     assert_eq!(kinds, expected[nth..]);
                 }
+                "/v1/messages" => assert_eq!(kinds, [["message_start", "ping"][nth]], "{sign}"),
                 _ => assert_eq!(sign, ":\n\n", "{path}"),
             }
         }
