@@ -346,7 +346,7 @@ type walk = (_: parameters) => any;
     /// As many as fit into a body: each is looked at once, not beside each other.
     #[test]
     fn many_properties_are_declared_in_a_moment() {
-        const MANY: usize = 60_000;
+        const MANY: usize = 200_000;
         let named = |letter: char| (0..MANY).map(move |at| format!("{letter}{at:05}"));
         let properties: Map<String, Value> = named('a').map(|name| (name, json!({}))).collect();
         let definitions: Map<String, Value> = named('c').map(|name| (name, json!({}))).collect();
@@ -356,7 +356,7 @@ type walk = (_: parameters) => any;
         let begun = std::time::Instant::now();
         let declared = declared_of(&tools).expect("they are declared");
         assert!(declared.contains("a59999?: any") && declared.contains("interface c59999 any"));
-        assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+        assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
     }
 
     #[test]
