@@ -373,3 +373,29 @@ fn values_of_a_format_are_found_among_those_of_a_list() {
         check(&json!({"type": "string", "format": format, "minLength": 3, "maxLength": 100}), &[], &["1"]);
     }
 }
+
+/// The mail patterns that are copied most. Beside the first ones the format's own expression has too many states.
+#[test]
+fn a_format_stands_beside_the_patterns_that_clients_write_for_it() {
+    let copied = r"^\w+([\.-]?\w+)*@\w+([\.-]?\w+)*(\.\w{2,3})+$";
+    for pattern in
+        [copied, r"^[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}$", r"^[^\s@]+@[^\s@]+\.[^\s@]+$", "@"]
+    {
+        for more in [json!({}), json!({"minLength": 6})] {
+            let mut source = json!({"type": "string", "format": "email", "pattern": pattern});
+            source.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let mut valid = vec![r#""john.smith@mail.company.com""#];
+            if pattern != copied {
+                valid.push(r#""jan@berkshirehathaway.co.uk""#);
+            }
+            check(&source, &valid, &[r#""a..b@company.com""#, r#""a@-b.com""#, r#""a b@c.de""#]);
+        }
+    }
+    for (format, pattern, valid, invalid) in [
+        ("uri", "^https?://", r#""https://a.b/c?d""#, r#""ftp://a.b""#),
+        ("hostname", r"\.example\.com$", r#""api.eu-west-1.example.com""#, r#""-a.example.com""#),
+        ("date-time", "Z$", r#""2024-02-29T12:00:00Z""#, r#""2023-02-29T12:00:00Z""#),
+    ] {
+        check(&json!({"type": "string", "format": format, "pattern": pattern}), &[valid], &[invalid]);
+    }
+}

@@ -103,6 +103,14 @@ static IPV6: LazyLock<String> = LazyLock::new(|| format!("{GROUPS}|(?:{GROUPS_BE
 static HOSTNAME: LazyLock<String> = LazyLock::new(|| host(4, 8));
 /// Up to 254 (RFC 5321, section 4.5.3.1.3), of which the host has 189.
 static EMAIL: LazyLock<String> = LazyLock::new(|| format!("{LOCAL}@{}", host(2, 6)));
+/// Narrower ones of both: labels of up to 15 characters between hyphens, and no two of those in a row.
+const NARROW_LABEL: &str = r"[A-Za-z0-9]{1,15}(?:-[A-Za-z0-9]{1,15}){0,3}";
+static NARROW_HOSTNAME: LazyLock<String> =
+    LazyLock::new(|| format!(r"{NARROW_LABEL}(?:\.{NARROW_LABEL}){{0,3}}"));
+static NARROW_EMAIL: LazyLock<String> = LazyLock::new(|| {
+    let atom = r"[A-Za-z0-9!#$%&'*+\-/=?\^_`{|}~]{1,20}";
+    format!(r"{atom}(?:\.{atom}){{0,2}}@{NARROW_LABEL}(?:\.{NARROW_LABEL}){{0,2}}")
+});
 static RELATIVE_POINTER: LazyLock<String> =
     LazyLock::new(|| format!(r"(?:0|[1-9][0-9]{{0,8}})(?:\#|{POINTER})"));
 /// Expressions without groups in groups, and classes without odd ranges: any engine reads them alike.
@@ -115,6 +123,15 @@ static REGEX: LazyLock<String> = LazyLock::new(|| {
     let branch = format!(r"\^?(?:{atom}{count}|{group})*\$?");
     format!(r"{branch}(?:\|{branch})*")
 });
+
+/// One that is narrower and has fewer states, for where a pattern makes the other one too complex.
+pub(super) fn narrow(format: &str) -> Option<&'static str> {
+    match format {
+        "email" | "idn-email" => Some(&NARROW_EMAIL),
+        "hostname" | "idn-hostname" => Some(&NARROW_HOSTNAME),
+        _ => None,
+    }
+}
 
 /// The expression for a format, without anchors; None where the format asserts nothing.
 pub(crate) fn expression(format: &str) -> Option<&'static str> {

@@ -16,6 +16,7 @@ mod reference;
 
 use std::{cell::Cell, collections::HashMap};
 
+use llguidance::derivre::{RegexAst, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -35,6 +36,8 @@ const DEPTH_OF_REWRITES: usize = 4;
 const MOST_COPIED: usize = 16 << 20;
 /// Of a divisor: as many zeros fit in 32 bits.
 const MOST_DECIMALS: u32 = 9;
+/// In so many steps llguidance has to find out that a text may match all expressions of a string.
+const MOST_STEPS: u64 = 10_000;
 /// Up to here an f64 holds every integer.
 const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
 
@@ -319,8 +322,13 @@ impl<'a> Translator<'a> {
                 "format" => {
                     let name = value.as_str().ok_or_else(|| invalid(&here(), "a string"))?;
                     if let Some(expression) = format::expression(name) {
-                        let core = json!({"pattern": format!("^(?:{expression})$")});
-                        parts.after.push(core);
+                        let mut expression = anchored(expression);
+                        if let Some(narrow) = format::narrow(name)
+                            && !self.can_stand_beside(&expression, members)
+                        {
+                            expression = anchored(narrow);
+                        }
+                        parts.after.push(json!({"pattern": expression}));
                     }
                 }
                 "items" | "prefixItems" | "additionalItems" | "minItems" | "maxItems" | "uniqueItems"
@@ -418,6 +426,25 @@ impl<'a> Translator<'a> {
         pattern::check_weight(self.weight).map_err(|_| {
             place.refuse(Kind::TooLarge, "the schema's expressions have too many characters, sets or ranges")
         })
+    }
+
+    /// Whether llguidance finds out in time that a text may match an expression and what else a schema says of a text.
+    fn can_stand_beside(&self, expression: &str, members: &Map<String, Value>) -> bool {
+        let Some(Value::String(text)) = members.get("pattern") else { return true };
+        let conjuncts = pattern::from_ecma(text, Strings::OfJson).unwrap_or_default();
+        let all = conjuncts.into_iter().chain([expression.to_owned()]);
+        let mut all: Vec<_> = all.map(RegexAst::SearchRegex).collect();
+        let [least, most] = ["minLength", "maxLength"].map(|key| members.get(key).and_then(Value::as_u64));
+        if least.is_some() || most.is_some() {
+            let most = most.map_or(String::new(), |most| most.to_string());
+            all.push(RegexAst::Regex(format!("(?s:.{{{},{most}}})", least.unwrap_or_default())));
+        }
+        if !self.is_in_time(logic::WORK) {
+            return true;
+        }
+        let mut builder = RegexBuilder::new();
+        let Ok(both) = builder.mk(&RegexAst::And(all)) else { return true };
+        builder.exprset().is_positive(both) || builder.to_regex_limited(both, MOST_STEPS).is_ok()
     }
 
     /// An expression that may match anywhere, as some that must all match.
@@ -532,6 +559,10 @@ fn without_zeros(mut digits: u64, mut places: u32) -> (u64, u32) {
         places -= 1;
     }
     (digits, places)
+}
+
+fn anchored(expression: &str) -> String {
+    format!("^(?:{expression})$")
 }
 
 fn invalid(place: &Place<'_>, expected: &str) -> CompileError {
