@@ -143,7 +143,8 @@ fn rows() -> Vec<Row> {
         row(
             "`format`: `email`, `hostname`, `ipv4`, `ipv6`, `uuid`",
             "also `idn-email`, `idn-hostname`, in ASCII, without Punycode; hosts have up to eight labels of 30 characters, or six of which the first \
-            two may have 63 (of `email` six, or four); before the `@` stand up to 64, with several dots 32 beside them",
+            two may have 63 (of `email` six, or four); before the `@` stand up to 64, with several dots 32 beside them; beside a `pattern` that is too complex \
+            with these, hosts have up to 15 characters between hyphens and dots, and `email` 20 between dots before the `@`",
             formats(&[
                 ("email", "a.b@example.org", "a@"),
                 ("email", "no-reply-notifications@mail.berkshirehathaway.co.uk", "a@b-.com"),
