@@ -137,7 +137,7 @@ def test_ctrl_c_beside_tee_drains(launch_null: Launch, tmp_path: Path) -> None:
         launched.wait_ready()
         with begin(launched.address, STORY) as story:
             wait_for(lambda: "ready in" in file.read_text(), "the log to say that it is ready")
-            tee.send_signal(signal.SIGINT)
+            tee.kill()  # as SIGINT ends it, unless whoever began the tests ignores that
             tee.wait(10)
             launched.process.send_signal(signal.SIGINT)
             assert follow(story, STORY).finish == "length"

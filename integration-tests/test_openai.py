@@ -205,7 +205,10 @@ def test_a_nucleus_of_nothing_is_the_most_likely_token(exact_client: OpenAI, mod
         )
         return answer.output_text
 
-    assert text(2, 0) == text(0, 1) != text(2, 1)
+    likeliest = text(0, 1)
+    # It is sure of what it says: of the other draws some are the same.
+    assert all(text(2, 0) == likeliest for _ in range(5))
+    assert any(text(2, 1) != likeliest for _ in range(20))
 
 
 def test_logit_bias_bans_a_token(client: OpenAI, model: str, server: Launched) -> None:
