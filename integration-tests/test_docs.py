@@ -228,3 +228,11 @@ def test_who_comes_from_tgi_is_told_what_differs() -> None:
     flags = re.findall(r'(?:not_yet\(|no_effect\(|name: )"([a-z-]+)"', table)
     assert len(flags) > 10, "the table was read"
     assert not [flag for flag in flags if f"`--{flag}`" not in page]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/gpus.md"])
+def test_who_keeps_a_server_is_sent_to_the_release_build(name: str) -> None:
+    """What `make install` puts into .venv is built as the tests need it."""
+    text = (ROOT / name).read_text()
+    assert ".venv/bin/penstock" in text
+    assert "make deploy PREFIX=" in text and "/opt/penstock/bin/penstock" in text
