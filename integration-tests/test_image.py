@@ -59,6 +59,15 @@ def test_a_folder_with_weights_needs_no_download(tmp_path: Path) -> None:
     assert ended.returncode != 0
 
 
+def test_users_are_told_by_number() -> None:
+    """Kubernetes' runAsNonRoot cannot verify a name; derived images, which the pages teach, are held to it as ours are."""
+    places = [ROOT / "Dockerfile", *(ROOT / "docs").glob("*.md")]
+    users = [
+        user for place in places for user in re.findall(r"^\s*USER (\S+)", place.read_text(), re.MULTILINE)
+    ]
+    assert len(users) > 2 and all(re.fullmatch(r"root|\d+(:\d+)?", user) for user in users), users
+
+
 def test_other_commands_of_tgis_are_refused_with_what_serves() -> None:
     for words in ([], ["serve", "owner/name"]):
         command = [str(ROOT / "deploy" / "text-generation-server"), *words]
