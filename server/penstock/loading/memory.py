@@ -48,10 +48,10 @@ def _control_group_limits() -> list[tuple[int, int]]:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             # Beyond `high` nobody is killed: threads that take memory are put to sleep.
-            root, limits, usage = CONTROL_GROUPS, ("memory.max", "memory.high"), "memory.current"
+            root, limits, usage = CONTROL_GROUPS, ["memory.max", "memory.high"], "memory.current"
         elif "memory" in controllers.split(","):
             root = CONTROL_GROUPS / "memory"
-            limits, usage = ("memory.limit_in_bytes",), "memory.usage_in_bytes"
+            limits, usage = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
         else:
             continue
         inside = root / path.lstrip("/")
