@@ -660,6 +660,24 @@ def test_files_of_models_that_are_gone_are_removed_once_nobody_uses_them(
     assert {path.name.split("-")[0] for path in folder.iterdir()} == {"a_model", "notes.txt"}
 
 
+def test_what_a_commit_that_is_gone_has_packed_stays_for_those_that_use_it(
+    model: Path, folder: Path, tmp_path: Path
+) -> None:
+    first = snapshot(tmp_path, "a", model)
+    kept(start(first, folder))
+    its = only_file(folder)
+    start(snapshot(tmp_path, "b", model), folder)
+    shutil.rmtree(first)
+    gc.collect()
+    age(its)
+    cache = PackedCache(folder, True)
+    cache.remove_orphans()
+    assert its.exists(), "the repository has a commit with these weights"
+    shutil.rmtree(tmp_path / "models--o--n")
+    cache.remove_orphans()
+    assert not its.exists()
+
+
 def test_the_usual_folder_is_beside_the_hubs_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", "/data/hf")
     assert packed_cache.usual_folder() == Path("/data/hf/penstock/packed")

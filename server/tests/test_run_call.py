@@ -1,14 +1,17 @@
 """The loop that executes plans, with an engine that computes nothing: what waits for masks, and what may overtake what."""
 
+import errno
 import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import grpc
 import numpy as np
 import pytest
 
 from client import Numbering, make_plan, mask_of, row, u32
+from penstock.engine import arrays
 from penstock.engine.plan import MASKED, OF_WORDS, MaskColumns, Plan
 from penstock.proto import penstock_pb2 as pb
 from penstock.rpc.run_call import Queued, RunCall
@@ -178,3 +181,33 @@ def test_routers_that_come_while_a_worker_prepares_wait_for_its_answer() -> None
         call.start()
     assert [answers.get(timeout=10).pages for _ in calls] == [1, 1, 1]
     assert len(prepared) == 1
+
+
+def test_a_cache_that_the_system_refuses_is_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `ulimit -v` bounds what a process maps: the router must not take it for a crash."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(arrays.mmap, "mmap", refuse)
+    failures: list[Exception] = []
+
+    def prepare(_: pb.PrepareRequest) -> pb.Prepared:
+        arrays.fresh_memory(1 << 46)
+        raise AssertionError("not reached")
+
+    class Context:
+        def abort(self, code: grpc.StatusCode, details: str) -> None:
+            raise Aborted(code, details)
+
+    class Aborted(Exception):
+        pass
+
+    servicer = WorkerServicer(
+        None, prepare, Here(), pb.ModelDescription(), lambda error, _: failures.append(error)
+    )  # type: ignore[arg-type]
+    with pytest.raises(Aborted) as caught:
+        servicer.prepare(pb.PrepareRequest(max_slots=1), Context())  # type: ignore[arg-type]
+    code, details = caught.value.args
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and not failures
+    assert "67108864 MiB" in details and "--max-batch-total-tokens" in details and "ulimit -v" in details

@@ -3,6 +3,7 @@
 Made by the engine, which indexes both alike; `torch_arrays` is the other kind. Must not import torch.
 """
 
+import errno
 import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -118,5 +119,13 @@ class HostArrays:
 
 
 def fresh_memory(size: int) -> mmap.mmap:
-    """Zeros: fresh pages of the kernel, which are taken only when first written."""
-    return mmap.mmap(-1, size)
+    """Zeros: fresh pages of the kernel, which are taken only when first written. Raises MemoryError."""
+    try:
+        return mmap.mmap(-1, size)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(
+            f"the system refuses {size >> 20} MiB (ulimit -v, or vm.overcommit_memory 2, may bound what a process maps); "
+            "lower --max-batch-total-tokens, --max-total-tokens, --max-batch-size or --memory-fraction"
+        ) from error

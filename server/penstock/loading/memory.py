@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.loading import memory_nodes
+
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -20,7 +22,7 @@ class Room:
 
 
 def cpu_room() -> Room:
-    """The machine's memory, or the control group's where that is less."""
+    """The machine's memory, or where that is less the control group's, or that of the nodes that the process is bound to."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = total
     for line in Path("/proc/meminfo").read_text().splitlines():
@@ -29,6 +31,9 @@ def cpu_room() -> Room:
     for limit, used in _control_group_limits():  # files that the system keeps in memory count as free
         total = min(total, limit)
         free = min(free, limit - used)
+    bound = memory_nodes.bound_room()
+    if bound is not None:
+        total, free = min(total, bound[0]), min(free, bound[1])
     return Room(total, max(free, 0))
 
 
@@ -42,20 +47,23 @@ def _control_group_limits() -> list[tuple[int, int]]:
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, names = CONTROL_GROUPS, ("memory.max", "memory.current")
+            # Beyond `high` nobody is killed: threads that take memory are put to sleep.
+            root, limits, usage = CONTROL_GROUPS, ["memory.max", "memory.high"], "memory.current"
         elif "memory" in controllers.split(","):
-            root, names = CONTROL_GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root = CONTROL_GROUPS / "memory"
+            limits, usage = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
         else:
             continue
         inside = root / path.lstrip("/")
         for folder in (inside, *inside.parents):
             if not folder.is_relative_to(root):
                 break
-            try:
-                limit, used = ((folder / name).read_text().strip() for name in names)
-                found.append((int(limit), int(used) - _reclaimable(folder)))
-            except (OSError, ValueError):  # no such group here, or "max": no limit
-                continue
+            for name in limits:
+                try:
+                    limit, used = (int((folder / kind).read_text()) for kind in (name, usage))
+                    found.append((limit, used - _reclaimable(folder)))
+                except (OSError, ValueError):  # no such group here, or "max": no limit
+                    continue
     return found
 
 

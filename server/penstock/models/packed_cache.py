@@ -136,11 +136,11 @@ class PackedCache:
 
     def remove_orphans(self) -> None:
         """Removes the files of models whose folder is gone, unless somebody uses them: who shares the volume may see a folder that this
-        process does not.
+        process does not. Of a model of the hub that is the repository's: a later commit may use what an earlier one has written.
         """
         for path in self.folder.glob(f"*{SUFFIX}"):
             model = packed_file.folder_of_model(path)
-            is_gone = model is not None and not Path(model).exists()
+            is_gone = model is not None and not _home_of(Path(model)).exists()
             if is_gone and packed_file.remove_unused(path, UNUSED_DAYS):
                 path.with_suffix(MEASURED).unlink(missing_ok=True)
 
