@@ -189,7 +189,7 @@ def test_a_cache_that_the_system_refuses_is_too_little_memory(monkeypatch: pytes
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(arrays.mmap, "mmap", refuse)
+    monkeypatch.setattr("penstock.engine.arrays.mmap.mmap", refuse)
     failures: list[Exception] = []
 
     def prepare(_: pb.PrepareRequest) -> pb.Prepared:
@@ -203,9 +203,8 @@ def test_a_cache_that_the_system_refuses_is_too_little_memory(monkeypatch: pytes
     class Aborted(Exception):
         pass
 
-    servicer = WorkerServicer(
-        None, prepare, Here(), pb.ModelDescription(), lambda error, _: failures.append(error)
-    )  # type: ignore[arg-type]
+    description = pb.ModelDescription()
+    servicer = WorkerServicer(None, prepare, Here(), description, lambda error, _: failures.append(error))  # type: ignore[arg-type]
     with pytest.raises(Aborted) as caught:
         servicer.prepare(pb.PrepareRequest(max_slots=1), Context())  # type: ignore[arg-type]
     code, details = caught.value.args
