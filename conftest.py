@@ -31,8 +31,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def values_of(item: Any) -> dict[str, Hashable]:
-    """Its parameters; of what has no plain value, the place in its list."""
-    call = item.callspec
+    """Its parameters; of what has no plain value, the place in its list. A test without parameters is one case."""
+    call = getattr(item, "callspec", None)
+    if call is None:
+        return {}
     plain = (str, int, float, bool, type(None))
     return {
         name: repr(value) if isinstance(value, plain) else call.indices[name]

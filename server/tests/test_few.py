@@ -38,3 +38,9 @@ def test_the_order_of_the_cases_decides_nothing() -> None:
     cases = table(4, 2, 4)
     chosen = {cases[place][0] for place in few.cover(cases, 6)}
     assert {cases[::-1][place][0] for place in few.cover(cases[::-1], 6)} == chosen
+
+
+def test_one_without_parameters_is_run(request: pytest.FixtureRequest) -> None:
+    """As a mark of a whole module may have them."""
+    assert few.values_of(request.node) == {}
+    assert few.cover([("", {})], 1) == {0}
