@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from penstock.errors import UnusableModel
 from penstock.models import recipes
 from penstock.models.config import DecoderConfig
 
@@ -28,3 +31,19 @@ def test_the_architecture_says_that_a_hunyuan_has_experts() -> None:
         config | {"model_type": "hunyuan", "architectures": ["HunYuanDenseV1ForCausalLM"]}
     )
     assert isinstance(dense, DecoderConfig) and all(layer.experts is None for layer in dense.layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("hunyuan_3", "moe_router_use_sigmoid"),
+        ("hunyuan_3", "route_norm"),
+        ("recurrentgemma_2b", "embeddings_scale_by_sqrt_dim"),
+    ],
+)
+def test_a_choice_that_changes_numbers_and_that_no_recipe_knows_is_refused(model: str, field: str) -> None:
+    config = quoted(model)
+    unsaid = {name: value for name, value in config.items() if name != field}
+    assert config[field] is True and recipes.read_config(config) == recipes.read_config(unsaid)
+    with pytest.raises(UnusableModel, match=f"^config.json: {field} is False, and only True is supported$"):
+        recipes.read_config(config | {field: False})
