@@ -63,6 +63,9 @@ RENAMED: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
         ("mtp.0.attn.wkv.weight", "mtp.0.hc_head_fn"),
     ),
     "XGLM": (lambda name: name.removeprefix("model."), ("embed_positions.weights",)),
+    # As state-spaces' own code names it.
+    "Mamba": (lambda name: name.replace("embeddings.", "embedding."), ()),
+    "Mamba 2": (lambda name: name.replace("embeddings.", "embedding."), ()),
     "ERNIE 4.5 MoE": (lambda name: name, ("model.mtp_block.0.mlp.up_proj.weight",)),
     "K-EXAONE": (lambda name: name, ("mtp.layers.0.mlp.up_proj.weight",)),
     "MiniMax M2": (lambda name: name, ("model.mtp.0.enorm.weight",)),

@@ -134,7 +134,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "attn_rotary_emb": (64,),  # of Bamba: half of a head
     "block_use_swiglu": (True,),
     "embedding_fraction": (1.0,),
-    "embeddings_scale_by_sqrt_dim": (True,),
     "enable_ihc": (True,),
     "extra_pos_embeddings": (0, 1, 2),  # rows that the table has before those of positions, by family
     "full_attn_mod": (1,),
@@ -154,7 +153,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "max_sequence_length": (2048,),  # of InstructBLIP: the positions of its class
     "mlp_bias": (False,),
     "moe_layer_freq": (1,),
-    "moe_router_use_sigmoid": (True,),
     "norm_topk_prob": (True,),
     "norm_type": ("rms",),
     "normalization_function": ("rmsnorm",),
@@ -164,7 +162,6 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "rms_norm": (True,),
     "rope_interleave": (True,),
     "rotary": (True,),
-    "route_norm": (True,),
     "rope_scaling.type": ("default",),  # of ERNIE 4.5 VL
     "scale_attn_weights": (True,),
     "shared_expert_intermediate_size": (0,),

@@ -365,6 +365,17 @@ def test_codes_are_loaded_as_what_they_stand_for(
     assert all(map(torch.equal, coded.weights(), plain.weights()))
 
 
+def test_layers_that_only_the_file_beside_config_json_has_are_loaded(tmp_path: Path) -> None:
+    folders = written(tmp_path, "nvfp4 and fp8")
+    config = json.loads((folders[0] / "config.json").read_text())
+    layers = config["quantization_config"].pop("quantized_layers")
+    (folders[0] / "config.json").write_text(json.dumps(config))
+    says = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (folders[0] / "hf_quant_config.json").write_text(json.dumps(says))
+    coded, plain = (recipes.load(check_folder(one), one, torch.bfloat16, CPU) for one in folders)
+    assert all(map(torch.equal, coded.weights(), plain.weights()))
+
+
 @pytest.mark.parametrize("kind", ["rows", "compressed"])
 def test_a_head_in_codes_is_kept_though_config_ties_it_to_the_embedding(kind: str, tmp_path: Path) -> None:
     coded, plain = written(tmp_path, kind)

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import checkpoints
+from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.loading.checks import check_folder
 from penstock.models import recipes
+from penstock.quantization import codes
 
 
 def refusal(folder: Path) -> str:
@@ -115,6 +117,43 @@ def test_a_scheme_in_config_json_is_named(changes: dict[str, Any], scheme: str, 
 )
 def test_schemes_whose_parts_are_all_served_are_not_refused(changes: dict[str, Any], folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(checkpoints.config(**changes)))
+    check_folder(folder)
+
+
+# Of ModelOpt before February 2026: config.json has no layers.
+MIXED = quantized("modelopt", quant_algo="MIXED_PRECISION", ignore=["lm_head"], kv_cache_scheme="FP8")
+
+
+def with_layers_beside(folder: Path, *algorithms: str, within: str | None = None) -> dict[str, Any]:
+    """config.json of a folder whose hf_quant_config.json alone says what each layer is quantized with."""
+    config = checkpoints.config(**(MIXED if within is None else {within: MIXED}))
+    (folder / "config.json").write_text(json.dumps(config))
+    layers = modelopt(*algorithms)["quantization_config"]["quantized_layers"]
+    beside = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}
+    says = {"producer": {"name": "modelopt", "version": "0.43.0"}, "quantization": beside}
+    (folder / "hf_quant_config.json").write_text(json.dumps(says))
+    return config
+
+
+@pytest.mark.parametrize("within", [None, "text_config"])
+def test_layers_that_only_the_file_beside_config_json_has_are_read(within: str | None, folder: Path) -> None:
+    config = with_layers_beside(folder, "FP8_PB_WO", "NVFP4", within=within)
+    check_folder(folder)
+    assert codes.block_of(quantization.with_what_is_beside(config, folder)) == codes.BLOCKS_OF_128
+
+
+def test_layers_in_the_file_beside_config_json_are_refused_where_one_is_not_served(folder: Path) -> None:
+    with_layers_beside(folder, "FP8", "W8A8_SQ_PER_CHANNEL")
+    assert "the weights are quantized (modelopt mixed_precision)" in refusal(folder)
+    # What says nothing of layers is not asked.
+    says = {"quantization": {"quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(says))
+    assert "the weights are quantized (modelopt mixed_precision)" in refusal(folder)
+
+
+def test_layers_in_config_json_go_before_those_in_the_file_beside_it(folder: Path) -> None:
+    with_layers_beside(folder, "W8A8_SQ_PER_CHANNEL")
+    (folder / "config.json").write_text(json.dumps(checkpoints.config(**modelopt("FP8", "NVFP4"))))
     check_folder(folder)
 
 

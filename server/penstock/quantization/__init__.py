@@ -31,6 +31,7 @@ MODELOPT = {
         *("nvfp4", "nvfp4_awq", "w4a16_nvfp4", "w4a16_awq", "w4a8_awq"),
     )
 }
+MIXED = "modelopt mixed_precision"
 WORDS = ("compressed-tensors", "gptq", "awq", "auto-round")
 # Of compressed-tensors, for the whole checkpoint or (`mixed-precision`) for each group of matrices; `dense`: only the cache is quantized.
 COMPRESSED = (
@@ -121,10 +122,8 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
         return is_whole and layout_of_auto_round(given) is not None
     if scheme == "quark":
         return _is_served_quark(given)
-    if scheme == "modelopt mixed_precision":
-        layers = (_object(given, "quantization") or given).get("quantized_layers")
-        held = layers.values() if isinstance(layers, dict) else ()
-        found = {_method(one, None) for one in held}
+    if scheme == MIXED:
+        found = {_method(one, None) for one in _layers(given).values()}
         return bool(found) and found <= MODELOPT
     return scheme in SERVED or scheme in MODELOPT
 
@@ -181,9 +180,14 @@ def published(config: dict[str, Any]) -> str | None:
 
 def with_what_is_beside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """config.json, with what only a file beside it says of how the weights are quantized. Raises UnusableModel."""
+    beside = _beside(folder)
     if any(given for _, given in _said(config)):
-        return config
-    return next(({**config, "quantization_config": given} for _, given in _beside(folder)), config)
+        first = _first(config)
+        if _method(first, None) != MIXED or _layers(first):
+            return config
+        # Of ModelOpt before February 2026 (its pull request 929): which layer has what is in its own file alone.
+        beside = ((name, given) for name, given in beside if _method(given, None) == MIXED and _layers(given))
+    return next(({**config, "quantization_config": given} for _, given in beside), config)
 
 
 def _beside(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -206,6 +210,11 @@ def _said(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _first(config: dict[str, Any]) -> dict[str, Any]:
     """The first object of config.json that says how weights are quantized."""
     return next((given for _, given in _said(config) if isinstance(given, dict)), {})
+
+
+def _layers(given: dict[str, Any]) -> dict[str, Any]:
+    """What ModelOpt's mixed checkpoints have each layer quantized with."""
+    return _object(_object(given, "quantization") or given, "quantized_layers") or {}
 
 
 def _object(given: dict[str, Any], key: str) -> dict[str, Any] | None:

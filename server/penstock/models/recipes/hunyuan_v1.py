@@ -7,6 +7,7 @@ from typing import Any
 
 import penstock_kernels as ops
 from penstock.errors import UnusableModel
+from penstock.models.architectures import architecture_of
 from penstock.models.checkpoint_keys import ExpertKeys
 from penstock.models.config import DecoderConfig, ExpertsConfig
 from penstock.models.recipe import DecoderRecipe
@@ -36,7 +37,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields.refuse("use_qk_norm", True)
     read = llama.read_config({"rms_norm_eps": 1e-5, **stretched(config), "mlp_bias": False})
     read = replace(read, qk_norm=read.norm, qk_norm_rotated=True)
-    if config.get("model_type") != "hunyuan_v1_moe":
+    # Tencent's FP8 and GPTQ of A13B are of model_type `hunyuan`: the architecture says that there are experts.
+    if architecture_of(config) != "HunYuanMoEV1ForCausalLM" and config.get("model_type") != "hunyuan_v1_moe":
         return read
     fields.refuse("moe_layer_num_skipped", 0)
     same = Fields({name: one_for_all(config, name) for name in PER_LAYER})

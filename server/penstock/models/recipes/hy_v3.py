@@ -38,6 +38,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     shared, scale = config.get("num_shared_experts", 1), config.get("router_scaling_factor", 2.826)
     names = {"n_shared_experts": shared, "routed_scaling_factor": scale, "first_k_dense_replace": 1}
     fields = Fields({**names, "max_position_embeddings": 131072, **config})
+    fields.refuse("moe_router_use_sigmoid", True)
+    fields.refuse("route_norm", True)
     experts = deepseek.sigmoid_experts(fields)
     return replace(read, qk_norm=read.norm, long_head=fields.flag("enable_lm_head_fp32")).with_layers(
         experts=[experts if here else None for here in fields.sparse_layers(read.num_layers)]

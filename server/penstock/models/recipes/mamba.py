@@ -1,7 +1,9 @@
 """Mamba: every layer is one state space, and nothing attends."""
 
+from dataclasses import replace
 from typing import Any
 
+from penstock.loading.checkpoint import Checkpoint
 from penstock.models.checkpoint_keys import CheckpointKeys
 from penstock.models.config import DecoderConfig, LayerConfig
 from penstock.models.decoder_loader import Loader
@@ -10,6 +12,7 @@ from penstock.models.recipes.fields import Fields
 from penstock.models.recurrent import Recurrent
 from penstock.models.recurrent_config import Mamba1Config, RecurrentConfig
 from penstock.models.recurrent_loader import mamba1
+from penstock.parallel.group import TensorGroup
 
 # Configurations name none, and a state has no end: where nothing else is asked for.
 POSITIONS = 8192
@@ -61,7 +64,18 @@ def without_attention(fields: Fields, mixer: RecurrentConfig, *, tied: bool) -> 
     )
 
 
-class MambaLoader(Loader):
+class BackboneLoader(Loader):
+    """Reads the table of embeddings, too, where it has the name of state-spaces' own code, which transformers takes for the other."""
+
+    def __init__(
+        self, config: DecoderConfig, keys: CheckpointKeys, checkpoint: Checkpoint, group: TensorGroup
+    ) -> None:
+        if keys.embedding == KEYS.embedding and checkpoint.has("backbone.embedding.weight"):
+            keys = replace(keys, embedding="backbone.embedding")
+        super().__init__(config, keys, checkpoint, group)
+
+
+class MambaLoader(BackboneLoader):
     """Reads Mamba below `mixer`."""
 
     def recurrent(self, at: str, index: int) -> Recurrent:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from penstock.models.config import DecoderConfig
-from penstock.models.decoder_loader import Loader
 from penstock.models.recipe import DecoderRecipe
 from penstock.models.recipes import mamba
 from penstock.models.recipes.fields import Fields
@@ -34,7 +33,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     return mamba.without_attention(fields, mixer, tied=False)
 
 
-class Mamba2Loader(Loader):
+class Mamba2Loader(mamba.BackboneLoader):
     """Reads Mamba 2 below `mixer`."""
 
     def recurrent(self, at: str, index: int) -> Recurrent:

@@ -40,6 +40,7 @@ KINDS = ("recurrent", "recurrent", "attention")
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     fields = Fields(config)
+    fields.refuse("embeddings_scale_by_sqrt_dim", True)
     forward = fields.count("intermediate_size", default=7680)
     defaults = {"max_position_embeddings": POSITIONS, "partial_rotary_factor": 0.5}
     given = {**defaults, **config, "intermediate_size": forward // 2, "hidden_act": "silu"}
