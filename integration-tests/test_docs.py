@@ -213,3 +213,26 @@ def test_the_torch_that_a_start_asks_for_is_that_of_the_package() -> None:
     pages = ("docs/launcher.md", "docs/gpus.md")
     for name in ("server/penstock/loading/host.py", *pages):
         assert f"pip install '{torch}'" in (ROOT / name).read_text(), name
+
+
+def test_who_comes_from_tgi_is_told_what_differs() -> None:
+    """README leads to the page, which names each flag of TGI's that is refused or has no effect."""
+    page = (ROOT / "docs" / "from-tgi.md").read_text()
+    assert "(docs/from-tgi.md)" in (ROOT / "README.md").read_text()
+    table = (
+        (ROOT / "launcher" / "src" / "tgi_flags.rs")
+        .read_text()
+        .partition("const FLAGS")[2]
+        .partition("];")[0]
+    )
+    flags = re.findall(r'(?:not_yet\(|no_effect\(|name: )"([a-z-]+)"', table)
+    assert len(flags) > 10, "the table was read"
+    assert not [flag for flag in flags if f"`--{flag}`" not in page]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/gpus.md"])
+def test_who_keeps_a_server_is_sent_to_the_release_build(name: str) -> None:
+    """What `make install` puts into .venv is built as the tests need it."""
+    text = (ROOT / name).read_text()
+    assert ".venv/bin/penstock" in text
+    assert "make deploy PREFIX=" in text and "/opt/penstock/bin/penstock" in text
