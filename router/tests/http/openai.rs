@@ -487,6 +487,31 @@ async fn echo_with_logprobs_scores_the_prompt() {
     assert_eq!(body["usage"]["completion_tokens"], 0);
 }
 
+/// LlamaIndex reads each entry as an object, and OpenAI's own type has no null there.
+#[tokio::test]
+async fn no_alternatives_are_the_token_alone() {
+    let served = Served::default().await;
+    let mut request =
+        json!({"prompt": "abc", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0});
+    let whole = served.post("/v1/completions", request.clone()).await.good();
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let alternatives = logprobs["top_logprobs"].as_array().expect("a list");
+    assert_eq!(alternatives.len(), 5);
+    assert!(alternatives[0].is_null());
+    for (place, entry) in alternatives.iter().enumerate().skip(1) {
+        let token = logprobs["tokens"][place].as_str().expect("text");
+        assert_eq!(*entry, json!({token: logprobs["token_logprobs"][place]}), "{place}");
+    }
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/completions", request.clone()).await;
+    let parts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(parts.flatten().cloned().collect::<Vec<_>>(), *alternatives);
+    request["echo"] = json!(false);
+    let chunks = served.events("/v1/completions", request).await;
+    let parts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(parts.flatten().cloned().collect::<Vec<_>>(), alternatives[3..]);
+}
+
 #[tokio::test]
 async fn offsets_of_an_echoed_prompt_are_those_of_its_text() {
     let vocabulary = || Vocabulary::Bytes(Vec::new());
