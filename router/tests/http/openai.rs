@@ -710,7 +710,10 @@ async fn headers_count_as_usage_does() {
 async fn the_served_model_is_listed() {
     let served = Served::default().await;
     let body = served.get("/v1/models").await.good();
-    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
+    let length = &served.get("/info").await.good()["max_total_tokens"];
+    assert!(length.is_u64());
+    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model",
+        "max_model_len": length});
     assert_eq!(body, json!({"object": "list", "data": [model]}));
     assert_eq!(served.get("/v1/models/test/model").await.good(), model);
 }
@@ -725,8 +728,10 @@ async fn clients_of_anthropics_dialect_get_its_list_of_models() {
         served.send(request.expect("valid")).await
     };
     let created_at = "1970-01-01T00:00:00Z";
-    let model =
-        json!({"type": "model", "id": "test/model", "display_name": "test/model", "created_at": created_at});
+    let info = served.get("/info").await.good();
+    let most = info["max_total_tokens"].as_u64().expect("a number") - 1;
+    let model = json!({"type": "model", "id": "test/model", "display_name": "test/model",
+        "created_at": created_at, "max_input_tokens": info["max_input_tokens"], "max_tokens": most});
     let list = json!({"data": [model], "has_more": false, "first_id": "test/model", "last_id": "test/model"});
     assert_eq!(get("/v1/models").await.good(), list);
     assert_eq!(get("/v1/models/test/model").await.good(), model);
