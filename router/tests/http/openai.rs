@@ -319,6 +319,10 @@ async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
         (json!({"content": [{"type": "text", "text": "a"}, refusal]}), "ano"),
         (json!({"content": null, "reasoning_content": "Hm", "tool_calls": null}), "[Hm]"),
         (json!({"content": null, "reasoning": "Hm"}), "[Hm]"),
+        // As pydantic-ai has an empty answer in the history with which it asks once more.
+        (json!({}), ""),
+        (json!({"content": null}), ""),
+        (json!({"content": null, "refusal": null, "tool_calls": null}), ""),
         (json!({"content": null, "refusal": null, "tool_calls": call}), "f()"),
     ] {
         let mut said = said;
@@ -328,7 +332,9 @@ async fn an_assistants_refusal_is_its_text_and_reasoning_needs_none() {
         assert_eq!(text["templated_text"], format!("assistant:{shown};user:x;"), "{messages}");
     }
     for (message, says) in [
-        (json!({"role": "assistant", "content": null}), "`messages[0].content` is required"),
+        (json!({"role": "user", "content": null}), "`messages[0].content` is required"),
+        (json!({"role": "system"}), "`messages[0].content` is required"),
+        (json!({"role": "tool", "tool_call_id": "0"}), "`messages[0].content` is required"),
         (json!({"role": "assistant", "refusal": 5}), "`messages[0].content` is required"),
         (json!({"role": "user", "refusal": "no"}), "`messages[0].content` is required"),
         (
@@ -485,6 +491,31 @@ async fn echo_with_logprobs_scores_the_prompt() {
     assert_eq!(body["choices"][0]["logprobs"]["tokens"], json!(["a", "b", "c"]));
     assert_eq!(body["choices"][0]["logprobs"]["top_logprobs"][1], logprobs["top_logprobs"][1]);
     assert_eq!(body["usage"]["completion_tokens"], 0);
+}
+
+/// LlamaIndex reads each entry as an object, and OpenAI's own type has no null there.
+#[tokio::test]
+async fn no_alternatives_are_the_token_alone() {
+    let served = Served::default().await;
+    let mut request =
+        json!({"prompt": "abc", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0});
+    let whole = served.post("/v1/completions", request.clone()).await.good();
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let alternatives = logprobs["top_logprobs"].as_array().expect("a list");
+    assert_eq!(alternatives.len(), 5);
+    assert!(alternatives[0].is_null());
+    for (place, entry) in alternatives.iter().enumerate().skip(1) {
+        let token = logprobs["tokens"][place].as_str().expect("text");
+        assert_eq!(*entry, json!({token: logprobs["token_logprobs"][place]}), "{place}");
+    }
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/completions", request.clone()).await;
+    let parts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(parts.flatten().cloned().collect::<Vec<_>>(), *alternatives);
+    request["echo"] = json!(false);
+    let chunks = served.events("/v1/completions", request).await;
+    let parts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(parts.flatten().cloned().collect::<Vec<_>>(), alternatives[3..]);
 }
 
 #[tokio::test]
@@ -679,7 +710,10 @@ async fn headers_count_as_usage_does() {
 async fn the_served_model_is_listed() {
     let served = Served::default().await;
     let body = served.get("/v1/models").await.good();
-    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
+    let length = &served.get("/info").await.good()["max_total_tokens"];
+    assert!(length.is_u64());
+    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model",
+        "max_model_len": length});
     assert_eq!(body, json!({"object": "list", "data": [model]}));
     assert_eq!(served.get("/v1/models/test/model").await.good(), model);
 }
@@ -694,8 +728,10 @@ async fn clients_of_anthropics_dialect_get_its_list_of_models() {
         served.send(request.expect("valid")).await
     };
     let created_at = "1970-01-01T00:00:00Z";
-    let model =
-        json!({"type": "model", "id": "test/model", "display_name": "test/model", "created_at": created_at});
+    let info = served.get("/info").await.good();
+    let most = info["max_total_tokens"].as_u64().expect("a number") - 1;
+    let model = json!({"type": "model", "id": "test/model", "display_name": "test/model",
+        "created_at": created_at, "max_input_tokens": info["max_input_tokens"], "max_tokens": most});
     let list = json!({"data": [model], "has_more": false, "first_id": "test/model", "last_id": "test/model"});
     assert_eq!(get("/v1/models").await.good(), list);
     assert_eq!(get("/v1/models/test/model").await.good(), model);

@@ -381,6 +381,9 @@ mod tests {
             (r#", "tool_choice": "g""#, vec!["g"], true, true),
             (r#", "tool_choice": {"type": "function", "function": {"name": "f"}}"#, vec!["f"], true, true),
             (r#", "tool_choice": {"type": "function", "name": "f"}"#, vec!["f"], true, true),
+            // huggingface_hub's `ChatCompletionInputToolChoiceClass`.
+            (r#", "tool_choice": {"function": {"name": "f"}}"#, vec!["f"], true, true),
+            (r#", "tool_choice": {"type": null, "function": {"name": "f"}}"#, vec!["f"], true, true),
             (
                 r#", "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required",
                      "tools": [{"type": "function", "function": {"name": "g"}}]}}"#,
@@ -468,6 +471,13 @@ mod tests {
             ),
             (r#"{"tool_choice": 5}"#.to_owned(), "`tool_choice` must be"),
             (r#"{"tool_choice": {"type": "allowed_tools"}}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"name": "f"}}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"function": {}}}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"function": "f"}}"#.to_owned(), "`tool_choice` must be"),
+            (
+                r#"{"tool_choice": {"type": "tool", "function": {"name": "f"}}}"#.to_owned(),
+                "`tool_choice` must be",
+            ),
             (
                 format!(r#"{{"tool_choice": "{long}"}}"#),
                 "`tool_choice` must have at most 256 characters. Given: 257 characters",
