@@ -505,7 +505,8 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     ToolFormat {
         name: "json",
         aliases: &["xlam", "generic"],
-        signs: &[],
+        // xLAM 2's template asks so.
+        signs: &[&["in a single JSON array"]],
         calls: &[
             Call {
                 open: &["```json\n", "```\n"],
