@@ -79,6 +79,22 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
             saw(family, mode, short)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="the test above runs all of them there")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_computes_in_fp32_what_transformers_computes(family: str, tmp_path: Path) -> None:
+    """What the test above costs too much for, with every change: all of them, in one type and one process."""
+    from driver import Driver
+
+    folder = make(tmp_path, FAMILIES[family])
+    vocabulary = vocabulary_of(FAMILIES[family])
+    sequences = [ids(vocabulary, 1), ids(vocabulary, 2, 90)]
+    reference = Reference(folder, sequences)
+    driver = Driver(folder, torch.float32, **LIMITS)
+    driver.forgets = True
+    prefill(driver, reference, sequences, torch.float32)
+    in_pieces(driver, reference, sequences, torch.float32)
+
+
 @pytest.mark.parametrize("family", few_of(FAMILIES))
 def test_a_greedy_text_does_not_depend_on_its_company(family: str, tmp_path: Path, pair: Ranks) -> None:
     from driver import Driver

@@ -50,7 +50,7 @@ def compare(inputs: list[Tensor], states: ops.StateMetadata, dilation: int = 1) 
     return ours
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "width", "dilation"), [(6, 4, 1), (130, 4, 1), (300, 3, 1), (20, 4, 3), (5, 2, 1)]

@@ -167,7 +167,7 @@ def test_every_thread_does_its_part(
     assert not kernels._arrivals(matrix.words.device).any()
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("bits", "group", "has_zeros"), [FORMATS[0], FORMATS[2], FORMATS[4]])
 @pytest.mark.usefixtures("here")
 def test_a_matrix_is_written_out(bits: int, group: int, has_zeros: bool) -> None:

@@ -128,7 +128,7 @@ def check(table: SlotTable) -> None:
     assert (table.pages >= 0).all() and (table.pages <= limits.pages).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("has_encoder", [False, True], ids=["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("tables", TABLES.values(), ids=TABLES.keys())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

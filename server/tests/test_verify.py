@@ -401,7 +401,7 @@ CHI_SQUARE: dict[str, dict[str, Any]] = {
 CHI_SQUARE_UNMASKED = [name for name in CHI_SQUARE if name != "masks"]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("chooser", ["torch", *SETS[:1]])
 @pytest.mark.parametrize("name", CHI_SQUARE)
 def test_drafts_do_not_change_what_is_drawn(name: str, chooser: str) -> None:
