@@ -143,11 +143,8 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), Api
         check_thoughts(&message)?;
         let is_result = is_result || (was_result && message.value("role") == "user");
         was_result = is_result;
-        // An answer that ended at once comes back without any of them (pydantic-ai).
-        let mut said =
-            SAID.into_iter().map(|name| message.value(name)).filter(|said| !said.is_null()).peekable();
-        let may_be_empty =
-            role == "assistant" && (said.peek().is_none() || said.any(|said| said.is_string()));
+        let has_said = message.value("role") == "assistant"
+            && SAID.into_iter().any(|name| message.value(name).is_string());
         match message.get("content") {
             Some(Value::String(text)) if may_send => images.look(&message.at("content"), text)?,
             Some(Value::String(_)) => {}
@@ -159,7 +156,7 @@ fn messages(fields: &Fields) -> Result<(Vec<Value>, Unseen, MarkdownImages), Api
                     images.look(&place.entry(index).member("text"), text)?;
                 }
             }
-            None if message.get("tool_calls").is_some() || may_be_empty => {}
+            None if message.get("tool_calls").is_some() || has_said => {}
             None => return Err(message.wrong("content", "is required")),
             Some(_) => return Err(message.wrong("content", "must be a string or a list of parts")),
         }
