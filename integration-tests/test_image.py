@@ -48,6 +48,26 @@ def test_weights_are_downloaded_by_tgis_command(tmp_path: Path, given: str, pass
     assert ended.returncode == 0
 
 
+def test_a_folder_with_weights_needs_no_download(tmp_path: Path) -> None:
+    (tmp_path / "a model").mkdir()
+    (tmp_path / "a model" / "model-00001-of-00002.safetensors").touch()
+    command = [str(ROOT / "deploy" / "text-generation-server"), "download-weights", "--json-output"]
+    ended = subprocess.run([*command, str(tmp_path / "a model")], capture_output=True, text=True)
+    assert ended.returncode == 0 and "nothing to download" in ended.stderr and not ended.stdout
+    (tmp_path / "empty").mkdir()
+    ended = subprocess.run([*command, str(tmp_path / "empty")], capture_output=True, text=True)
+    assert ended.returncode != 0
+
+
+def test_users_are_told_by_number() -> None:
+    """Kubernetes' runAsNonRoot cannot verify a name; derived images, which the pages teach, are held to it as ours are."""
+    places = [ROOT / "Dockerfile", *(ROOT / "docs").glob("*.md")]
+    users = [
+        user for place in places for user in re.findall(r"^\s*USER (\S+)", place.read_text(), re.MULTILINE)
+    ]
+    assert len(users) > 2 and all(re.fullmatch(r"root|\d+(:\d+)?", user) for user in users), users
+
+
 def test_other_commands_of_tgis_are_refused_with_what_serves() -> None:
     for words in ([], ["serve", "owner/name"]):
         command = [str(ROOT / "deploy" / "text-generation-server"), *words]

@@ -274,7 +274,7 @@ enum Outcome {
 fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Environment) -> Command {
     let (args, worker) = (wanted.args, wanted.worker);
     let mut command = Command::from(python::module(interpreter, "penstock.download"));
-    command.arg(id);
+    command.arg(id).arg("--for-this-machine");
     if let Some(revision) = &args.revision {
         command.args(["--revision", revision]);
     }
@@ -421,6 +421,7 @@ mod tests {
             "--memory-fraction 0.5",
             "--max-batch-size 4",
             "--max-batch-prefill-tokens 512",
+            "--for-this-machine",
         ] {
             assert!(format!("{words} ").contains(&format!("{pair} ")), "{words}");
         }

@@ -1,7 +1,7 @@
 """Brings a model from the hub to this machine: `python -m penstock.download owner/name`.
 
-Run by the launcher, before any worker. Before a large download the doctor looks at what can be known of the model
-without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
+Run by the launcher, before any worker, and by whoever only fetches. With `--for-this-machine`, which the launcher passes, the doctor looks
+before a large download at what can be known of the model without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
 `{"snapshot": {"folder", "commit", "pipeline_tag"}}`, whose last member is null where the hub was not asked or names no task, or `{"failed": one line for the user}`. Must not import torch, unless there is
 something large to fetch.
 """
@@ -9,6 +9,7 @@ something large to fetch.
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from penstock.hub import client
@@ -30,7 +31,10 @@ def main() -> int:
         action="store_true",
         help="only what goes before and after the model's computation",
     )
-    parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about, like")
+    parser.add_argument(
+        "--for-this-machine", action="store_true", help="fetch nothing large that would not be served here"
+    )
+    parser.add_argument("--num-shard", type=int, default=1, help="what the doctor is asked about then, like")
     parser.add_argument("--pipeline-parallel", type=int, default=1, help="this,")
     parser.add_argument("--model-impl", default="auto", help="what runs the model,")
     parser.add_argument("--dtype", default="auto", help="the dtype that will be served,")
@@ -63,7 +67,9 @@ def main() -> int:
         nonlocal pipeline_tag
         begun = client.begin(request)
         pipeline_tag = begun.listing.pipeline_tag
-        return client.complete(request, begun, lambda folder: _problems(arguments, folder))
+        # Else another machine serves it, or this one when others have left: a builder of images, an init container.
+        examine = partial(_problems, arguments) if arguments.for_this_machine else None
+        return client.complete(request, begun, examine)
 
     try:
         folder = client.obtain(request, bring)

@@ -544,6 +544,9 @@ def test_a_model_on_the_hub_that_does_not_exist_is_a_problem(served: Hub, tmp_pa
     assert ended.stdout.endswith("would not be served\n")
 
 
+HERE = "--for-this-machine"  # as the launcher asks
+
+
 def download(served: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
@@ -558,23 +561,38 @@ def download(served: Hub, home: Path, *arguments: str) -> subprocess.CompletedPr
 def test_before_a_large_download_the_doctor_is_asked(served: Hub, tmp_path: Path) -> None:
     repo = served.repos["owner/model"]
     repo.sizes["model.safetensors"] = hub.LARGE
-    ended = download(served, tmp_path, "--num-shard", "3")
+    ended = download(served, tmp_path, HERE, "--num-shard", "3")
     assert ended.returncode == 1
     failed = json.loads(ended.stdout.splitlines()[-1])["failed"]
     assert failed.startswith("the model owner/model would not be served: --num-shard 3 does not divide")
     asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
     assert asked == ["bytes=0-100000"]
-    long = json.loads(download(served, tmp_path, "--max-total-tokens", "999999").stdout.splitlines()[-1])[
-        "failed"
-    ]
+    long = json.loads(
+        download(served, tmp_path, HERE, "--max-total-tokens", "999999").stdout.splitlines()[-1]
+    )["failed"]
     assert (
         "--max-total-tokens 999999 is more than the" in long and "positions this model was made for" in long
     )
-    little = download(served, tmp_path, "--memory-fraction", "1e-9").stdout.splitlines()[-1]
+    little = download(served, tmp_path, HERE, "--memory-fraction", "1e-9").stdout.splitlines()[-1]
     assert "memory is too small" in json.loads(little)["failed"]
     large = ("--max-batch-size", "50000000", "--max-batch-prefill-tokens", "50000000")
-    steps = download(served, tmp_path, *large).stdout.splitlines()[-1]
+    steps = download(served, tmp_path, HERE, *large).stdout.splitlines()[-1]
     assert "memory is too small" in json.loads(steps)["failed"]
     # A small one is fetched at once; the worker finds the same.
     del repo.sizes["model.safetensors"]
-    assert download(served, tmp_path, "--num-shard", "3").returncode == 0
+    assert download(served, tmp_path, HERE, "--num-shard", "3").returncode == 0
+
+
+def test_who_only_fetches_is_not_asked_whether_the_model_can_be_served_here(
+    served: Hub, tmp_path: Path
+) -> None:
+    """A builder of images, an init container, a machine whose memory another server has at the moment."""
+    served.repos["owner/model"].sizes["model.safetensors"] = hub.LARGE
+    ended = download(served, tmp_path, "--memory-fraction", "1e-9")
+    # The hub of the test says more than it has: that is met only where the weights themselves are asked for.
+    assert "would not be served" not in ended.stdout and "looking at the headers" not in ended.stdout
+    asked = [seen.range for seen in served.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert asked and "bytes=0-100000" not in asked
+    del served.repos["owner/model"].sizes["model.safetensors"]
+    ended = download(served, tmp_path, "--num-shard", "3")
+    assert ended.returncode == 0 and "snapshot" in json.loads(ended.stdout.splitlines()[-1])

@@ -273,15 +273,15 @@ def forbidden(request: Request, error: OSError) -> str:
     return f"the download of {request.repo} cannot be kept in {place}: {why}; --huggingface-hub-cache names another folder"
 
 
-def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]]) -> Path:
+def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]] | None) -> Path:
     """The folder of a complete snapshot. `examine` says what speaks against serving a folder, and is asked before
-    something large is fetched.
+    something large is fetched; None: whether it can be served here is not asked.
     """
     commit, left = begun.listing.commit, begun.left
     if left:
         check_room(request, begun.listing, left)
         total = sum(begun.listing.sizes[name] for name in left)
-        if total >= LARGE and not begun.pickled:
+        if examine is not None and total >= LARGE and not begun.pickled:
             check_outline(request, begun, examine)
         with progress(request, begun.listing, left):
             with ThreadPoolExecutor(PARALLEL_FILES) as pool:
