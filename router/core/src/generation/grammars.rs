@@ -212,13 +212,13 @@ mod tests {
         all_are_compiled(asking).await;
         assert_eq!(compiler.cancelled.load(Ordering::SeqCst), 0);
 
-        let asking: Vec<_> = (0..3).map(|tenant| ask(&grammars, tenant, 1)).collect();
+        let asking: Vec<_> = (0..3).map(|tenant| ask(&grammars, tenant, 2)).collect();
         drop(asking);
         while compiler.cancelled.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
         // Who comes then does not wait for that one.
-        let again = ask(&grammars, 0, 1);
+        let again = ask(&grammars, 0, 2);
         compiler.may_end.store(3, Ordering::SeqCst);
         all_are_compiled(vec![again]).await;
     }
