@@ -186,6 +186,7 @@ mod tests {
             ("<|start_header_id|> … {\\\"name\\\": function name, \\\"parameters\\\": …", "llama3_json", ""),
             ("<|start_header_id|> … [func_name1(params_name1=… ", "pythonic", ""),
             ("<|channel|>analysis<|message|> … <|start|>assistant", "harmony", "harmony"),
+            ("make calls in a single JSON array: \\n\\n[{\\\"name\\\": … <|im_start|>", "json", ""),
             ("<|im_start|>", "", ""),
         ] {
             let (found_tool, found_reasoning) = of_template(template);

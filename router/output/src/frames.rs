@@ -106,6 +106,26 @@ const DSML: Frame = Frame {
     ..FRAME
 };
 
+/// GLM 4.7's, and Laguna's from XS-2.1 on.
+const GLM: Frame = Frame {
+    before_name: "<tool_call>",
+    before_arguments: "",
+    after: "</tool_call>",
+    between: "",
+    trigger: "<tool_call>",
+    writing: Writing::Elements(Elements {
+        before_text: "</arg_key><arg_value>",
+        before_json: "</arg_key><arg_value>",
+        after: "",
+        ..ARGUMENT_ELEMENTS
+    }),
+    ..FRAME
+};
+
+/// GLM 4.5's and 4.6's.
+const GLM_IN_LINES: Frame =
+    Frame { before_arguments: "\n", between: "\n", writing: Writing::Elements(ARGUMENT_ELEMENTS), ..GLM };
+
 const PYTHON: Frame =
     Frame { before_name: "", before_arguments: "(", after: ")", writing: Writing::Python, ..FRAME };
 
@@ -323,37 +343,11 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..FRAME
         },
     ),
-    (
-        "glm45",
-        "</arg_key><arg_value>",
-        Frame {
-            before_name: "<tool_call>",
-            before_arguments: "",
-            after: "</tool_call>",
-            between: "",
-            trigger: "<tool_call>",
-            writing: Writing::Elements(Elements {
-                before_text: "</arg_key><arg_value>",
-                before_json: "</arg_key><arg_value>",
-                after: "",
-                ..ARGUMENT_ELEMENTS
-            }),
-            ..FRAME
-        },
-    ),
-    (
-        "glm45",
-        "",
-        Frame {
-            before_name: "<tool_call>",
-            before_arguments: "\n",
-            after: "</tool_call>",
-            between: "\n",
-            trigger: "<tool_call>",
-            writing: Writing::Elements(ARGUMENT_ELEMENTS),
-            ..FRAME
-        },
-    ),
+    // A template may write the line break as such or as `\n` of a string.
+    ("glm45", "</arg_key>\n", GLM_IN_LINES),
+    ("glm45", "</arg_key>\\n", GLM_IN_LINES),
+    ("glm45", "</arg_key>", GLM),
+    ("glm45", "", GLM_IN_LINES),
     (
         "hunyuan_v3",
         OPENSOURCE,
@@ -838,5 +832,29 @@ mod tests {
         let llama4 = "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its \
                       value}. … '<|python_start|>'";
         assert_eq!(pythonic.frame(llama4).before_name, "{\"name\": \"");
+        let glm = TOOLS.iter().find(|format| format.name == "glm45").expect("it exists");
+        for (template, call) in [
+            // GLM 4.5 and 4.6, Laguna XS.2.
+            (
+                "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}",
+                "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5",
+            ),
+            (
+                r#"'<arg_key>' ~ k ~ '</arg_key>\n' ~ '<arg_value>'"#,
+                "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5",
+            ),
+            // GLM 4.7.
+            ("<arg_key>{{ k }}</arg_key><arg_value>{{ v }}", "<tool_call>f<arg_key>n</arg_key><arg_value>5"),
+            // Laguna XS-2.1.
+            (
+                "{{- \"<arg_key>\" ~ k ~ \"</arg_key>\" -}}\n    {{- \"<arg_value>\" -}}{{- v -}}",
+                "<tool_call>f<arg_key>n</arg_key><arg_value>5",
+            ),
+            // One that shows no calls.
+            ("", "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5"),
+        ] {
+            let written = written_calls(glm, template, &[("f", r#"{"n": 5}"#.to_owned())]);
+            assert!(written.starts_with(call), "{template}: {written}");
+        }
     }
 }

@@ -300,7 +300,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     },
     ToolFormat {
         name: "glm45",
-        aliases: &["glm", "glm4_moe", "glm46", "glm47", "glm5"],
+        aliases: &["glm", "glm4_moe", "glm46", "glm47", "glm5", "poolside_v1"],
         signs: &[&["<arg_key>"]],
         calls: &[Call {
             open: &["<tool_call>"],
@@ -505,7 +505,8 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
     ToolFormat {
         name: "json",
         aliases: &["xlam", "generic"],
-        signs: &[],
+        // xLAM 2's template asks so.
+        signs: &[&["in a single JSON array"]],
         calls: &[
             Call {
                 open: &["```json\n", "```\n"],
@@ -687,6 +688,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
             "exaone4",
             "intern_s1",
             "mimo",
+            "poolside_v1",
         ],
         signs: &[&["<think>"], &["</think>"]],
         open: &["<think>"],

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::response::json;
 use crate::http::shortened::shortened;
-use crate::http::state::Server;
+use crate::http::state::{Loaded, Server};
 use crate::http::unplaced;
 use crate::telemetry;
 
@@ -46,7 +46,7 @@ pub async fn metrics(request: Request) -> Response<Body> {
 pub async fn models(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response<Body> {
     let family = dialect(&headers);
     match server.loaded() {
-        Ok(_) => json(&Models::served(&server, family)),
+        Ok(loaded) => json(&Models::served(&server, loaded, family)),
         Err(error) => error.response(family),
     }
 }
@@ -57,14 +57,15 @@ pub async fn model(
     Path(id): Path<String>,
 ) -> Response<Body> {
     let family = dialect(&headers);
-    if let Err(error) = server.loaded() {
-        return error.response(family);
-    }
+    let loaded = match server.loaded() {
+        Ok(loaded) => loaded,
+        Err(error) => return error.response(family),
+    };
     if id != server.config.model_id {
         let message = format!("there is no model {:?}", shortened(&id));
         return ApiError::new(Cause::NotFound, message).response(family);
     }
-    json(&Model::served(&server, family))
+    json(&Model::served(&server, loaded, family))
 }
 
 /// In whose shape the models are asked for: the path is the same in both dialects, and only Anthropic's clients tell a version.
@@ -147,6 +148,8 @@ pub enum Model<'a> {
         object: ModelObject,
         created: u64,
         owned_by: &'a str,
+        /// As vLLM and SGLang name it: of prompt and answer together.
+        max_model_len: u32,
     },
     Anthropic {
         #[serde(rename = "type")]
@@ -154,6 +157,9 @@ pub enum Model<'a> {
         id: &'a str,
         display_name: &'a str,
         created_at: &'static str,
+        max_input_tokens: u32,
+        /// Of an answer: beside a prompt of one token.
+        max_tokens: u32,
     },
 }
 
@@ -175,8 +181,8 @@ pub enum ModelObject {
 }
 
 impl<'a> Models<'a> {
-    fn served(server: &'a Server, family: Family) -> Self {
-        let (data, id) = (vec![Model::served(server, family)], &server.config.model_id);
+    fn served(server: &'a Server, loaded: &Loaded, family: Family) -> Self {
+        let (data, id) = (vec![Model::served(server, loaded, family)], &server.config.model_id);
         match family {
             Family::Anthropic => Self::Anthropic { data, has_more: false, first_id: id, last_id: id },
             Family::OpenAi | Family::Tgi => Self::OpenAi { object: ListObject::List, data },
@@ -185,11 +191,25 @@ impl<'a> Models<'a> {
 }
 
 impl<'a> Model<'a> {
-    fn served(server: &'a Server, family: Family) -> Self {
+    fn served(server: &'a Server, loaded: &Loaded, family: Family) -> Self {
+        let limits = &loaded.limits;
         let (id, kind) = (&server.config.model_id, ModelObject::Model);
         match family {
-            Family::Anthropic => Self::Anthropic { kind, id, display_name: id, created_at: UNKNOWN_DATE },
-            Family::OpenAi | Family::Tgi => Self::OpenAi { id, object: kind, created: 0, owned_by: id },
+            Family::Anthropic => Self::Anthropic {
+                kind,
+                id,
+                display_name: id,
+                created_at: UNKNOWN_DATE,
+                max_input_tokens: limits.max_input_tokens,
+                max_tokens: limits.max_total_tokens - 1,
+            },
+            Family::OpenAi | Family::Tgi => Self::OpenAi {
+                id,
+                object: kind,
+                created: 0,
+                owned_by: id,
+                max_model_len: limits.max_total_tokens,
+            },
         }
     }
 }

@@ -227,7 +227,11 @@ pub const TOP_P: Field =
     probability("top_p", "Sample from the most likely tokens that together have this probability");
 pub const TYPICAL_P: Field =
     probability("typical_p", "Sample from the most typical tokens that together have this probability");
-pub const DO_SAMPLE: Field = flag("do_sample", "Sample; otherwise the most likely token is taken");
+pub const DO_SAMPLE: Field = flag(
+    "do_sample",
+    "Sample; so do a `temperature` other than 1, `top_k`, and `top_p` and `typical_p` below 1, beside false too. Without any of these the \
+     most likely token is taken",
+);
 pub const MAX_NEW_TOKENS: Field =
     count("max_new_tokens", 1, TOKENS, "as many as fit", "Most tokens to generate");
 pub const RETURN_FULL_TEXT: Field = flag(
@@ -386,8 +390,12 @@ pub const STREAM_OPTIONS: Field = field(
 pub const INCLUDE_USAGE: Field = flag("include_usage", "Send a last chunk with the token counts");
 pub const CHAT_TEMPLATE_KWARGS: Field =
     field("chat_template_kwargs", Kind::Object, "{}", "More variables for the chat template");
-pub const ADD_GENERATION_PROMPT: Field =
-    field("add_generation_prompt", Kind::Boolean, "see about", "Ask the template for a new assistant turn");
+pub const ADD_GENERATION_PROMPT: Field = field(
+    "add_generation_prompt",
+    Kind::Boolean,
+    "true, unless the last message is continued",
+    "Ask the template for a new assistant turn",
+);
 pub const CONTINUE_FINAL_MESSAGE: Field = field(
     "continue_final_message",
     Kind::Boolean,

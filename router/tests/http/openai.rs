@@ -487,6 +487,31 @@ async fn echo_with_logprobs_scores_the_prompt() {
     assert_eq!(body["usage"]["completion_tokens"], 0);
 }
 
+/// LlamaIndex reads each entry as an object, and OpenAI's own type has no null there.
+#[tokio::test]
+async fn no_alternatives_are_the_token_alone() {
+    let served = Served::default().await;
+    let mut request =
+        json!({"prompt": "abc", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 0});
+    let whole = served.post("/v1/completions", request.clone()).await.good();
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let alternatives = logprobs["top_logprobs"].as_array().expect("a list");
+    assert_eq!(alternatives.len(), 5);
+    assert!(alternatives[0].is_null());
+    for (place, entry) in alternatives.iter().enumerate().skip(1) {
+        let token = logprobs["tokens"][place].as_str().expect("text");
+        assert_eq!(*entry, json!({token: logprobs["token_logprobs"][place]}), "{place}");
+    }
+    request["stream"] = json!(true);
+    let chunks = served.events("/v1/completions", request.clone()).await;
+    let parts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(parts.flatten().cloned().collect::<Vec<_>>(), *alternatives);
+    request["echo"] = json!(false);
+    let chunks = served.events("/v1/completions", request).await;
+    let parts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(parts.flatten().cloned().collect::<Vec<_>>(), alternatives[3..]);
+}
+
 #[tokio::test]
 async fn offsets_of_an_echoed_prompt_are_those_of_its_text() {
     let vocabulary = || Vocabulary::Bytes(Vec::new());
@@ -679,7 +704,10 @@ async fn headers_count_as_usage_does() {
 async fn the_served_model_is_listed() {
     let served = Served::default().await;
     let body = served.get("/v1/models").await.good();
-    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model"});
+    let length = &served.get("/info").await.good()["max_total_tokens"];
+    assert!(length.is_u64());
+    let model = json!({"id": "test/model", "object": "model", "created": 0, "owned_by": "test/model",
+        "max_model_len": length});
     assert_eq!(body, json!({"object": "list", "data": [model]}));
     assert_eq!(served.get("/v1/models/test/model").await.good(), model);
 }
@@ -694,8 +722,10 @@ async fn clients_of_anthropics_dialect_get_its_list_of_models() {
         served.send(request.expect("valid")).await
     };
     let created_at = "1970-01-01T00:00:00Z";
-    let model =
-        json!({"type": "model", "id": "test/model", "display_name": "test/model", "created_at": created_at});
+    let info = served.get("/info").await.good();
+    let most = info["max_total_tokens"].as_u64().expect("a number") - 1;
+    let model = json!({"type": "model", "id": "test/model", "display_name": "test/model",
+        "created_at": created_at, "max_input_tokens": info["max_input_tokens"], "max_tokens": most});
     let list = json!({"data": [model], "has_more": false, "first_id": "test/model", "last_id": "test/model"});
     assert_eq!(get("/v1/models").await.good(), list);
     assert_eq!(get("/v1/models/test/model").await.good(), model);

@@ -10,6 +10,8 @@ use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
 
 const NONE: &str = "none";
+/// What is asked for with reasoning of no effort.
+const HIGH: &str = "high";
 /// From the least to the most.
 const KNOWN: [&str; 7] = [NONE, "minimal", "low", "medium", "high", "xhigh", "max"];
 /// In place of all others.
@@ -139,9 +141,26 @@ impl Efforts {
         }
     }
 
-    /// Asks for reasoning, or for none. A variable that a request gives itself goes before.
-    pub fn think(&self, thinking: Thinking, variables: &mut Map<String, Value>, warnings: &mut Warnings) {
+    /// Asks for reasoning, or for none: where the template has efforts in place of a switch by one of them, unless the request has one
+    /// itself. A variable that a request gives itself goes before.
+    pub fn think(
+        &self,
+        thinking: Thinking,
+        has_effort: bool,
+        variables: &mut Map<String, Value>,
+        warnings: &mut Warnings,
+    ) {
         self.switch(thinking, variables);
+        let effort = match thinking {
+            Thinking::Disabled if !self.has_switch => self.off,
+            Thinking::Adaptive | Thinking::Enabled if self.is_off_without && !self.needs_switching_on => {
+                KNOWN.iter().position(|known| *known == HIGH).and_then(|rank| self.nearest(rank))
+            }
+            _ => None,
+        };
+        if let Some(effort) = effort.filter(|_| !has_effort) {
+            variables.entry(VARIABLE).or_insert(effort.into());
+        }
         if thinking == Thinking::Disabled {
             self.warn_of_reasoning("thinking", "disabled", warnings);
         }
@@ -225,6 +244,15 @@ mod tests {
                           {% if effort not in ['xhigh', 'medium', 'low'] %}{{ raise_exception('Unexpected ' ~ effort) }}{% endif %}\
                           {{ effort }}{% else %}off{% endif %}";
 
+    /// Hunyuan 3's rule, in two versions.
+    const HUNYUAN: &str = "{% set e = reasoning_effort | default('no_think') %}{% if e not in ['high', 'low', 'no_think'] %}\
+                           {% set e = 'no_think' %}{% endif %}<effort>{{ e }}<think>{% if e == 'no_think' %}</think>{% endif %}";
+    const STRICT_HUNYUAN: &str = "{% set e = reasoning_effort | default('no_think') %}{% if e not in ['high', 'low', 'no_think'] %}\
+                                  {{ raise_exception('effort') }}{% endif %}<effort>{{ e }}<think>{% if e == 'no_think' %}</think>{% endif %}";
+    /// Solar Open's rule.
+    const SOLAR: &str = "{% set e = reasoning_effort if reasoning_effort is defined else 'high' %}\
+                         {% if e in ['low', 'minimal'] %}<|begin|>assistant<|think|><|end|>{% endif %}<|begin|>assistant";
+
     /// What a template is given for an effort: the prompt, the variables, and what is said of it.
     fn asked(template: &str, given: &str, own: Value) -> (Option<String>, Value, Vec<String>) {
         asked_of(template, "think", own, |efforts, variables, warnings| {
@@ -291,13 +319,9 @@ mod tests {
         assert_eq!(lines.len(), 1);
     }
 
-    /// Hunyuan 3's rule, in two versions, and those of GLM 5.2 and 5.3.
+    /// Hunyuan 3's rules, and those of GLM 5.2 and 5.3.
     #[test]
     fn an_effort_that_a_template_takes_for_another_is_the_nearest_that_it_knows() {
-        const HUNYUAN: &str = "{% set e = reasoning_effort | default('no_think') %}{% if e not in ['high', 'low', 'no_think'] %}\
-                               {% set e = 'no_think' %}{% endif %}<effort>{{ e }}<think>{% if e == 'no_think' %}</think>{% endif %}";
-        const STRICT_HUNYUAN: &str = "{% set e = reasoning_effort | default('no_think') %}{% if e not in ['high', 'low', 'no_think'] %}\
-                                      {{ raise_exception('effort') }}{% endif %}<effort>{{ e }}<think>{% if e == 'no_think' %}</think>{% endif %}";
         const GLM: &str = "Answer with max care. Reasoning Effort: {{ 'High' if reasoning_effort == 'high' else 'Max' }}<think>\
                            {% if enable_thinking is false %}</think>{% endif %}";
         const THINKING_GLM: &str = "{% set e = reasoning_effort if reasoning_effort in ['low', 'high'] else 'max' %}\
@@ -407,7 +431,7 @@ mod tests {
             {
                 let think =
                     |efforts: &Efforts, variables: &mut Map<String, Value>, warnings: &mut Warnings| {
-                        efforts.think(thinking, variables, warnings);
+                        efforts.think(thinking, false, variables, warnings);
                     };
                 let (prompt, variables, lines) = asked_of(template, reasoning, json!({}), think);
                 assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{thinking:?}");
@@ -416,11 +440,8 @@ mod tests {
         }
     }
 
-    /// Solar Open's rule.
     #[test]
     fn none_is_the_effort_with_which_the_model_does_not_reason() {
-        const SOLAR: &str = "{% set e = reasoning_effort if reasoning_effort is defined else 'high' %}\
-                             {% if e in ['low', 'minimal'] %}<|begin|>assistant<|think|><|end|>{% endif %}<|begin|>assistant";
         for (given, own, shown) in [
             ("none", json!({}), "<|begin|>assistant<|think|><|end|><|begin|>assistant"),
             ("none", json!({"reasoning_effort": "high"}), "<|begin|>assistant"),
@@ -436,6 +457,35 @@ mod tests {
         }
     }
 
+    /// `thinking` of `/v1/messages`.
+    #[test]
+    fn thinking_is_an_effort_where_the_template_knows_no_switch() {
+        const LOW: &str = "<|begin|>assistant<|think|><|end|><|begin|>assistant";
+        let (solar, hunyuan, strict) = ((SOLAR, "solar_open"), (HUNYUAN, "think"), (STRICT_HUNYUAN, "think"));
+        let (high, off) = ("<effort>high<think>", "<effort>no_think<think></think>");
+        for ((template, reasoning), thinking, effort, own, shown) in [
+            (solar, Thinking::Disabled, None, json!({}), LOW),
+            (solar, Thinking::Disabled, None, json!({"reasoning_effort": "high"}), "<|begin|>assistant"),
+            (solar, Thinking::Enabled, None, json!({}), "<|begin|>assistant"),
+            (hunyuan, Thinking::Disabled, None, json!({}), off),
+            (hunyuan, Thinking::Enabled, None, json!({}), high),
+            (hunyuan, Thinking::Adaptive, None, json!({}), high),
+            (hunyuan, Thinking::Enabled, Some("low"), json!({}), "<effort>low<think>"),
+            (hunyuan, Thinking::Enabled, None, json!({"reasoning_effort": "no_think"}), off),
+            (strict, Thinking::Enabled, None, json!({}), high),
+            (strict, Thinking::Enabled, Some("low"), json!({}), "<effort>low<think>"),
+        ] {
+            let (prompt, _, lines) = asked_of(template, reasoning, own, |efforts, variables, warnings| {
+                efforts.think(thinking, effort.is_some(), variables, warnings);
+                if let Some(given) = effort {
+                    let effort = Effort { field: "output_config.effort", given: given.to_owned() };
+                    efforts.write(&effort, variables, warnings);
+                }
+            });
+            assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{template} {thinking:?}");
+        }
+    }
+
     /// DeepSeek R1's, MiniMax M2's.
     #[test]
     fn it_is_told_where_a_model_reasons_all_the_same() {
@@ -446,7 +496,7 @@ mod tests {
             "`reasoning.effort` has no effect as \"none\": the model's chat template has it reason all the same"
         );
         let think = |efforts: &Efforts, variables: &mut Map<String, Value>, warnings: &mut Warnings| {
-            efforts.think(Thinking::Disabled, variables, warnings);
+            efforts.think(Thinking::Disabled, false, variables, warnings);
         };
         let (_, _, lines) = asked_of("<think>", "think", json!({}), think);
         assert_eq!(

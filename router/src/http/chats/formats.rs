@@ -6,7 +6,7 @@ use penstock_core::prompt::{Chat, Prompt};
 use penstock_output::{ReasoningFormat, ToolFormat, of_template, reasoning_format, tool_format};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::http::chats::manners::{Manners, ToolPlace, fill_in_arguments, shorten_ids};
 use crate::http::chats::messages::fill_in_contents;
@@ -79,6 +79,8 @@ pub fn parse_reasoning_format(word: &str) -> Result<FormatFlag<ReasoningFormat>,
 #[derive(Debug, Default)]
 pub struct ChatFormats {
     pub calls: Option<&'static ToolFormat>,
+    /// Whether the template shows tools in no format that is known: `calls` is then JSON, which nothing asks the model for.
+    pub is_unknown: bool,
     pub reasoning: Option<&'static ReasoningFormat>,
     /// The template of chats with tools.
     pub template: String,
@@ -96,6 +98,12 @@ impl ChatFormats {
         let render = |chat: &Chat| prompt.render(chat, &CancellationToken::new()).ok();
         let found =
             Self::of_templates([template(true), template(false)], tool_call_parser, reasoning_parser, render);
+        if found.is_unknown {
+            warn!(
+                "the chat template shows tools in no format of calls that is known: calls in JSON are read, others are \
+                 content. {KNOWN}"
+            );
+        }
         if !found.template.is_empty() {
             info!(
                 "the chat template's calls are read as {}, its reasoning as {}",
@@ -114,12 +122,17 @@ impl ChatFormats {
         render: impl Fn(&Chat) -> Option<String>,
     ) -> Self {
         let reasoning = reasoning_parser.or(of_template(without).1);
-        // A template that says nothing of calls leaves it to the prompt, which asks for JSON.
+        // A template that says nothing of calls or tools leaves it to the prompt, which asks for JSON.
         let json = tool_format("json");
-        let mut calls = tool_call_parser.or(of_template(with_tools).0.or(json));
+        let of_its_own = of_template(with_tools).0;
+        let mut calls = tool_call_parser.or(of_its_own.or(json));
         let mut manners = Manners::default();
+        let mut is_unknown = false;
         if !with_tools.is_empty() {
             manners = Manners::of(with_tools, calls, reasoning, &render);
+            is_unknown = of_its_own.is_none()
+                && manners.tools != ToolPlace::LastMessage
+                && matches!(tool_call_parser, FormatFlag::Auto);
             // So does one that shows no tools, though it may show calls: DeepSeek R1's, which its distilled models have, too.
             let is_asked_for_json =
                 manners.tools == ToolPlace::LastMessage && matches!(tool_call_parser, FormatFlag::Auto);
@@ -128,7 +141,7 @@ impl ChatFormats {
                 manners = Manners::of(with_tools, calls, reasoning, &render);
             }
         }
-        Self { calls, reasoning, template: with_tools.to_owned(), manners }
+        Self { calls, is_unknown, reasoning, template: with_tools.to_owned(), manners }
     }
 
     /// Makes of messages what the template reads, and brings earlier calls, each with arguments, and their results to where it shows them.

@@ -402,10 +402,16 @@ pub fn choice(fields: &Fields) -> Result<Choice, ApiError> {
             _ => chosen(word),
         };
     }
-    // Beside `type`, as OpenAI's responses have it, or under it, as chats do.
+    // Beside `type`, as OpenAI's responses have it, or under it, as chats do. The types of the hub's clients have no `type`.
     let name_of = |choice: &Value| {
-        let kind = choice["type"].as_str().filter(|kind| ["function", "custom"].contains(kind))?;
-        choice[kind]["name"].as_str().or(choice["name"].as_str()).map(str::to_owned)
+        let name = match &choice["type"] {
+            Value::Null => choice["function"]["name"].as_str(),
+            Value::String(kind) if ["function", "custom"].contains(&kind.as_str()) => {
+                choice[kind]["name"].as_str().or(choice["name"].as_str())
+            }
+            _ => None,
+        };
+        name.map(str::to_owned)
     };
     if given["type"] == "allowed_tools" {
         let allowed = if given["allowed_tools"].is_object() { &given["allowed_tools"] } else { &given };

@@ -49,7 +49,8 @@ impl ChatRequest {
         let manners = &loaded.chats.manners;
         manners.parts_alone.write(&mut self.chat.messages);
         if let Some(thinking) = self.thinking {
-            manners.efforts.think(thinking, &mut self.chat.variables, &mut self.params.warnings);
+            let (has_effort, warnings) = (self.effort.is_some(), &mut self.params.warnings);
+            manners.efforts.think(thinking, has_effort, &mut self.chat.variables, warnings);
         }
         if let Some(effort) = &self.effort {
             manners.efforts.write(effort, &mut self.chat.variables, &mut self.params.warnings);

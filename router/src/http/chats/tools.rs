@@ -281,6 +281,10 @@ impl Tools {
             });
         }
         let is_strict = self.functions.iter().any(|function| function.callable.is_strict);
+        if formats.is_unknown && !is_strict {
+            // The grammar would bar the model's own calls, and all other special tokens.
+            return Ok(Bound { reading: reading(Some(format)), grammar: None, grammar_is_optional: true });
+        }
         let in_format = |Unbound { at, why }| Unbound {
             at,
             why: format!("in this model's format ({}) {why}", format.name),
@@ -337,6 +341,7 @@ fn part(source: GrammarSource, at: String) -> Result<Part, GrammarSource> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::chats::formats::FormatFlag;
     use crate::http::chats::manners::Manners;
     use crate::http::fields::tests::limits;
     use penstock_output::{reasoning_format, tool_format};
@@ -359,7 +364,8 @@ mod tests {
     fn formats(calls: &str, template: &str) -> ChatFormats {
         let tools = if template.contains("tools") { ToolPlace::Template } else { ToolPlace::LastMessage };
         let manners = Manners { tools, ..Manners::default() };
-        ChatFormats { calls: tool_format(calls), reasoning: None, template: template.to_owned(), manners }
+        let calls = tool_format(calls);
+        ChatFormats { calls, manners, template: template.to_owned(), ..ChatFormats::default() }
     }
 
     fn bound(tools: &Tools, formats: &ChatFormats, asked: Option<Asked>) -> (Bound, Warnings) {
@@ -381,6 +387,9 @@ mod tests {
             (r#", "tool_choice": "g""#, vec!["g"], true, true),
             (r#", "tool_choice": {"type": "function", "function": {"name": "f"}}"#, vec!["f"], true, true),
             (r#", "tool_choice": {"type": "function", "name": "f"}"#, vec!["f"], true, true),
+            // huggingface_hub's `ChatCompletionInputToolChoiceClass`.
+            (r#", "tool_choice": {"function": {"name": "f"}}"#, vec!["f"], true, true),
+            (r#", "tool_choice": {"type": null, "function": {"name": "f"}}"#, vec!["f"], true, true),
             (
                 r#", "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required",
                      "tools": [{"type": "function", "function": {"name": "g"}}]}}"#,
@@ -468,6 +477,13 @@ mod tests {
             ),
             (r#"{"tool_choice": 5}"#.to_owned(), "`tool_choice` must be"),
             (r#"{"tool_choice": {"type": "allowed_tools"}}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"name": "f"}}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"function": {}}}"#.to_owned(), "`tool_choice` must be"),
+            (r#"{"tool_choice": {"function": "f"}}"#.to_owned(), "`tool_choice` must be"),
+            (
+                r#"{"tool_choice": {"type": "tool", "function": {"name": "f"}}}"#.to_owned(),
+                "`tool_choice` must be",
+            ),
             (
                 format!(r#"{{"tool_choice": "{long}"}}"#),
                 "`tool_choice` must have at most 256 characters. Given: 257 characters",
@@ -577,6 +593,46 @@ mod tests {
             &mut Warnings::default(),
         );
         assert!(refused.err().is_some_and(|error| error.to_string().contains("--tool-call-parser none")));
+    }
+
+    /// GigaChat 3 and others: the grammar of calls in JSON would bar their own.
+    #[test]
+    fn where_no_format_is_known_calls_bind_only_if_they_are_asked_for() {
+        let of = |template: &str, parser: FormatFlag<ToolFormat>| {
+            let render = |chat: &Chat| {
+                let tools = chat.tools.as_ref().filter(|_| template.contains("tools"));
+                let contents: Vec<&Value> = chat.messages.iter().map(|message| &message["content"]).collect();
+                Some(format!("{} {}", json!(tools), json!(contents)))
+            };
+            ChatFormats::of_templates([template; 2], &parser, &FormatFlag::Auto, render)
+        };
+        let strict =
+            parsed(r#"{"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}"#)
+                .expect("valid")
+                .expect("tools");
+        let template = "{{ tools }}{{ messages }}function call<|role_sep|>";
+        let unknown = of(template, FormatFlag::Auto);
+        assert!(unknown.is_unknown);
+        assert_eq!(unknown.calls.map(|format| format.name), Some("json"));
+        let (auto, warnings) = bound(&tools(""), &unknown, None);
+        assert!(auto.grammar.is_none() && warnings.is_empty());
+        // It is read nonetheless.
+        assert_eq!(auto.reading.calls.map(|format| format.name), Some("json"));
+        assert!(bound(&strict, &unknown, None).0.grammar.is_some());
+        let required = tools(r#", "tool_choice": "required""#);
+        assert!(bound(&required, &unknown, None).0.grammar.is_some());
+
+        for known in [
+            // Shows no tools: the prompt asks for JSON.
+            of("{{ messages }}", FormatFlag::Auto),
+            of("{{ tools }} make calls in a single JSON array {{ messages }}", FormatFlag::Auto),
+            of("{{ tools }}{{ messages }}<tool_call>", FormatFlag::Auto),
+            of(template, FormatFlag::Named(tool_format("json").expect("it exists"))),
+        ] {
+            assert!(!known.is_unknown, "{}", known.template);
+            assert!(bound(&tools(""), &known, None).0.grammar.is_some(), "{}", known.template);
+        }
+        assert!(!of(template, FormatFlag::Off).is_unknown);
     }
 
     #[test]

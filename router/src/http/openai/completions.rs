@@ -606,12 +606,13 @@ impl Alternatives {
         Self::of(prompt, (token.id, Some(token.logprob)), &top.collect::<Vec<_>>())
     }
 
-    /// `None` where none were asked for. The token itself is among them, which are then one more than that.
+    /// `None` where the token has no log probability, as the first of an echo. The token itself is among them, which are then one more
+    /// than were asked for: it alone where that is 0.
     fn of(prompt: &Prompt, (id, logprob): (TokenId, Option<f32>), top: &[(TokenId, f32)]) -> Option<Self> {
         let own = logprob.filter(|_| top.iter().all(|other| other.0 != id)).map(|own| (id, own));
         let all = top.iter().copied().chain(own);
-        let all = all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob)));
-        (!top.is_empty()).then(|| Self(all.collect()))
+        let all: Vec<_> = all.map(|(id, logprob)| (spelled(prompt, id), finite(logprob))).collect();
+        (!all.is_empty()).then_some(Self(all))
     }
 }
 
