@@ -115,6 +115,7 @@ def rehearse(folder: Path) -> None:
 @example(name="hidden_size", value=2**40)
 @example(name="intermediate_size", value=2**31 - 1)
 @example(name="vocab_size", value=10**30)
+@example(name="architectures", value=["\n", "A" * 3000])
 @example(name="max_position_embeddings", value=10**18)
 @example(name="max_position_embeddings", value=2**31 - 1)
 def test_a_config_with_any_value_is_refused_in_a_sentence_or_served(

@@ -287,6 +287,11 @@ def architectures(config: dict[str, object]) -> list[str]:
     return [] if found is None else [found]
 
 
+def as_named(config: dict[str, object]) -> str:
+    """These names for a message, in which a hostile file's have no line breaks and an end."""
+    return ", ".join(repr(name)[1:-1][:100] for name in architectures(config)[:10])
+
+
 def _of_type(kind: str) -> str | None:
     """The architecture of a model_type; None: there is none, or there are several. Of a text and of the whole that it is a part of, which have
     one name, the text has a type of its own (`gemma3_text`).

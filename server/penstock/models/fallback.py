@@ -25,7 +25,7 @@ from penstock.errors import UnusableModel
 from penstock.layers.rope import RopeConfig
 from penstock.loading.model_files import catalogue, counted, listed, weight_files
 from penstock.models import own_attention
-from penstock.models.architectures import architecture_of, architectures, other_versions
+from penstock.models.architectures import architecture_of, architectures, as_named, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
 from penstock.models.config import NO_END, Window
 from penstock.models.fallback_states import OwnStates, States, own_states, without_limits
@@ -691,7 +691,7 @@ def _named(config: dict[str, Any]) -> Iterator[None]:
 
 
 def _shown_name(config: dict[str, Any]) -> str:
-    return ", ".join(architectures(config)) or f"model_type {config.get('model_type')}"
+    return as_named(config) or f"model_type {config.get('model_type')}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from penstock.errors import UnusableModel
 from penstock.layers.rope import with_scaling
 from penstock.loading import checkpoint as checkpoints
 from penstock.loading.checkpoint import Checkpoint
-from penstock.models.architectures import RECIPES, architecture_of, architectures, other_versions
+from penstock.models.architectures import RECIPES, architecture_of, as_named, other_versions
 from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.device_packing import DeviceQuantizer
@@ -26,7 +26,7 @@ def served_architecture(config: dict[str, Any]) -> str:
     """The architecture to serve, or an error that names it."""
     name = architecture_of(config)
     if name is None:
-        shown = ", ".join(architectures(config)) or "none"
+        shown = as_named(config) or "none"
         raise UnusableModel(
             f"config.json: unsupported architecture {shown}; docs/models.md lists the {len(RECIPES)} that are supported{other_versions(config)}"
         )
