@@ -112,11 +112,42 @@ def misses(wanted: Json, got: Json, place: str = "") -> list[str]:
                 missing.append(f"{place}.{key} is not there")
         return missing
     if isinstance(wanted, list) and isinstance(got, list):
-        return misses(wanted[0], got[0], f"{place}[]") if wanted and got else []
+        if wanted and not got:
+            return [f"{place} is empty"]
+        return misses(wanted[0], got[0], f"{place}[]") if wanted else []
     if isinstance(wanted, str) and isinstance(got, str):
         more = set(got.split("|")) - set(wanted.split("|"))
         return [f"{place} is {got}, and was {wanted}"] if more else []
     return [f"{place} is {json.dumps(got)}, and was {json.dumps(wanted)}"]
+
+
+def parts(of_it: Json, place: str = "") -> set[str]:
+    """Every place of a shape, and every kind that its value has: of those that only some have as well."""
+    if isinstance(of_it, dict) and "one of" in of_it:
+        return {part for one in of_it["one of"] for part in parts(one, place)}
+    if isinstance(of_it, dict):
+        return {part for key, one in of_it.items() for part in parts(one, f"{place}.{key.removesuffix('?')}")}
+    if isinstance(of_it, list):
+        return {part for one in of_it for part in parts(one, f"{place}[]")}
+    return {f"{place} is {kind}" for kind in of_it.split("|")}
+
+
+def missed(then: Json, now: Json) -> list[str]:
+    """What a client that relies on the answer `then` would miss in `now`. Of a stream each event may be without what only some
+    have, but one has it."""
+    changed = [
+        f"{part} is {now.get(part)}, and was {then.get(part)}"
+        for part in ("status", "type", "done")
+        if now.get(part) != then.get(part)
+    ]
+    if changed:
+        return changed
+    if "shape" in then:
+        return misses(then["shape"], now["shape"])
+    if "events" not in then:
+        return []
+    lost = parts(then["events"]) - parts(now["events"])
+    return misses(then["events"], now["events"]) + [f"{part} in no event" for part in sorted(lost)]
 
 
 def read(suite: str) -> dict[str, Json]:
@@ -132,7 +163,7 @@ def difference(suite: str, recorded: Json) -> str:
     """How what was recorded just now differs from the file: requests to the letter, of answers what is missed."""
     path = FOLDER / f"{suite}.json"
     before: Json = json.loads(path.read_text()) if path.exists() else {}
-    lines = difflib.unified_diff(
+    sent = difflib.unified_diff(
         written(without_answers(before)).splitlines(),
         written(without_answers(recorded)).splitlines(),
         f"golden/{suite}.json",
@@ -140,7 +171,12 @@ def difference(suite: str, recorded: Json) -> str:
         lineterm="",
         n=8,
     )
-    return "\n".join(lines)
+    return "\n".join(sent) or "\n".join(
+        f"{test}, {request['path']}: {miss}"
+        for test, requests in before["requests"].items()
+        for request, again in zip(requests, recorded["requests"][test], strict=True)
+        for miss in missed(request["answer"], again["answer"])
+    )
 
 
 def without_answers(document: Json) -> Json:

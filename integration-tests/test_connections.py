@@ -403,19 +403,32 @@ def headers(stream: int, more: bytes = b"") -> bytes:
 
 SETTINGS = frame(4, 0, 0)
 RESET = (8).to_bytes(4, "big")
+PROTOCOL_ERROR, ENHANCE_YOUR_CALM = 1, 11  # RFC 9113, section 7
+RESETS = 32  # docs/limits.md
 
 
 def two(strict: Launched, frames: bytes) -> socket.socket:
     return wire.exchange(strict.address, PREFACE + SETTINGS + frames)
 
 
-def frames_of(received: bytes) -> list[int]:
-    """The kinds of the frames that came."""
-    kinds = []
+def frames_of(received: bytes) -> list[tuple[int, bytes]]:
+    """The kinds of the frames that came, and what is in them."""
+    frames = []
     while len(received) >= 9:
-        kinds.append(received[3])
-        received = received[9 + int.from_bytes(received[:3], "big") :]
-    return kinds
+        end = 9 + int.from_bytes(received[:3], "big")
+        frames.append((received[3], received[9:end]))
+        received = received[end:]
+    return frames
+
+
+def kinds_of(received: bytes) -> list[int]:
+    return [kind for kind, _ in frames_of(received)]
+
+
+def goodbye(received: bytes) -> tuple[int, int]:
+    """Of the last GOAWAY: the last stream that was looked at, and the error."""
+    *_, payload = [payload for kind, payload in frames_of(received) if kind == 7]
+    return int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:8], "big")
 
 
 def answering_pings(connection: socket.socket, seconds: float) -> bytes:
@@ -448,17 +461,34 @@ def continuation_flood() -> bytes:
     return frame(1, 0x1, 1, b"\x82\x86\x84") + b"".join(frame(9, 0, 1, piece * 100) for _ in range(200))
 
 
-def settings_flood() -> bytes:
-    return SETTINGS * 20_000
-
-
-@pytest.mark.parametrize("attack", [rapid_resets, header_bomb, continuation_flood, settings_flood])
+@pytest.mark.parametrize(
+    ("attack", "error"),
+    [
+        (rapid_resets, ENHANCE_YOUR_CALM),
+        (header_bomb, PROTOCOL_ERROR),
+        (continuation_flood, ENHANCE_YOUR_CALM),
+    ],
+)
 @pytest.mark.usefixtures("beside")
-def test_floods_of_http_2_frames_end_the_connection(strict: Launched, attack: Callable[[], bytes]) -> None:
+def test_floods_of_http_2_frames_end_the_connection(
+    strict: Launched, attack: Callable[[], bytes], error: int
+) -> None:
+    """Not its silence afterwards: that has no error."""
     with socket.create_connection((strict.address.host, strict.address.port), timeout=30) as connection:
         with contextlib.suppress(ConnectionError, TimeoutError):
             connection.sendall(PREFACE + SETTINGS + attack())
-        until_closed(connection, 2 * IDLE_TIMEOUT + 20)
+        received = until_closed(connection, 2 * IDLE_TIMEOUT + 20)
+    last_stream, said = goodbye(received)
+    assert said == error
+    assert attack is not rapid_resets or last_stream > 2 * RESETS, (
+        "as many as are allowed, one in two numbers"
+    )
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_flood_of_settings_is_read_and_costs_nobody(strict: Launched) -> None:
+    with two(strict, SETTINGS * 20_000) as connection:
+        until_closed(connection, HEADER_TIMEOUT + 10)
 
 
 @pytest.mark.usefixtures("beside")
@@ -467,9 +497,9 @@ def test_idle_connections_of_http_2_are_closed(strict: Launched) -> None:
         until_closed(silent, HEADER_TIMEOUT + 10)
     with two(strict, headers(1)) as kept, two(strict, headers(1)) as deaf:
         # A PING, to which a client answers, comes before the connection is closed; it ends on the answer.
-        kinds = frames_of(answering_pings(kept, 2 * IDLE_TIMEOUT + 20))
+        kinds = kinds_of(answering_pings(kept, 2 * IDLE_TIMEOUT + 20))
         # One that does not answer is not waited for.
-        kinds_of_deaf = frames_of(until_closed(deaf, 2 * IDLE_TIMEOUT + 20))
+        kinds_of_deaf = kinds_of(until_closed(deaf, 2 * IDLE_TIMEOUT + 20))
     for seen in (kinds, kinds_of_deaf):
         assert 1 in seen and 7 in seen, "it answered, and said goodbye"
 

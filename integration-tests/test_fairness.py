@@ -17,7 +17,7 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import ON_TORCH, Launched
+from launched import EXACT, Launched
 from processes import wait_for
 
 FLOODER, OTHER = "key-of-the-flood", "key-of-another"
@@ -188,10 +188,10 @@ def test_a_higher_priority_takes_a_running_place_and_nobody_loses_a_token(
     keys = tmp_path / "keys"
     keys.write_text(f"batch priority=5: {FLOODER}\nchat: {OTHER}\n")
     flags = ("--max-batch-size", str(SLOTS), "--api-key-file", str(keys), "--highest-priority", "-10")
-    narrow = launch(*flags, *ON_TORCH).wait_ready()
+    narrow = launch(*flags, *EXACT).wait_ready()
 
     # So long that the two reads of the metrics around a request are few steps beside it.
-    length = 6 * LENGTH
+    length = 12 * LENGTH
 
     def ask(number: int, key: str, **more: Any) -> wire.Reply:
         # Of its own salt, so that no cached prefix makes one shorter.

@@ -198,19 +198,24 @@ def test_kills_and_freezes_under_load_lose_no_token(launch: Launch, planned: tup
     chance = random.Random(3)
     faults = [signal.SIGKILL] * kills + [signal.SIGSTOP] * freezes
     chance.shuffle(faults)
+    restarts = 0
     with Crowd(launched.address, requests) as crowd:
-        for number, fault in enumerate(faults):
+        # Short answers may be over when their fault comes; then more faults follow.
+        for number, fault in enumerate([*faults, *[signal.SIGKILL] * 4]):
+            if number >= len(faults) and crowd.survived() >= CLIENTS:
+                break
             # A request that gets no further between three crashes is failed as their cause, and rightly so.
             # Every fifth fault comes at once after the last, so that all are suspected and run alone; none
             # comes before they are past that.
             if number % 5 == 4:
                 crowd.wait_for_tokens(1, past_last_fault=False)
             else:
-                crowd.wait_for_tokens(chance.randrange(1, 6000), past_last_fault=True)
+                crowd.wait_for_tokens(chance.randrange(1, 6000 if kills > 1 else 1200), past_last_fault=True)
             worker = launched.worker()
             worker.signal(fault)
             wait_recovered(launched, worker)
             crowd.fault_is_over()
+            restarts += 1
     crowd.raise_failures()
 
     wrong = [
@@ -220,7 +225,7 @@ def test_kills_and_freezes_under_load_lose_no_token(launch: Launch, planned: tup
     ]
     assert not wrong, f"{len(wrong)} of {len(crowd.answers)} answers differ; the first:\n{wrong[0]}"
     assert crowd.faults_survived >= CLIENTS, "hardly any of the answers had a fault in it"
-    assert launched.metrics().value(RESTARTS) == kills + freezes
+    assert launched.metrics().value(RESTARTS) == restarts
 
 
 def test_a_worker_killed_while_it_loads_is_started_once_more(launch: Launch) -> None:

@@ -91,13 +91,16 @@ def test_a_model_that_drafts_for_itself_is_right(itself: Launched) -> None:
     asks += [
         generate(f"{number} items", 80, do_sample=True, temperature=0.9, seed=number) for number in range(4)
     ]
+    all_drafts = all_accepted = 0.0
     for ask in asks:
         before = counted(itself)
         ask_all(itself.address, [ask])
         drafts, accepted, _ = (now - then for now, then in zip(counted(itself), before, strict=True))
-        # Those of the step in which the text ends and of the one that is in flight behind it. On a busy machine, where drafts
-        # seem to cost as much as the model's own steps, few are made, or none.
+        # Those of the step in which the text ends and of the one that is in flight behind it.
         assert accepted >= drafts - 2 * 5, f"{accepted} of {drafts} drafts: {ask}"
+        all_drafts, all_accepted = all_drafts + drafts, all_accepted + accepted
+    # On a busy machine, where drafts seem to cost as much as the model's own steps, few are made, or none.
+    assert all_accepted >= all_drafts / 2 - 2 * 5, f"{all_accepted} of {all_drafts} drafts"
 
 
 def test_a_model_that_is_never_right_is_hardly_asked(drafting: Launched) -> None:

@@ -158,7 +158,7 @@ def test_guesses_under_a_grammar_are_accepted_beside_what_it_forces(speculating:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 def test_a_killed_worker_costs_a_text_with_guesses_under_a_grammar_nothing(name: str, launch: Launch) -> None:
-    server = launch(*ON_TORCH, "--speculate", str(DRAFTS)).wait_ready()
+    server = launch(*EXACT, "--speculate", str(DRAFTS)).wait_ready()
     alone = wire.post(server.address, "/generate", GRAMMARS[name]).json()
     tokens = [(token["id"], token["text"]) for token in alone["details"]["tokens"]]
     for kill in server.interruptions():

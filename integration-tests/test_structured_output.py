@@ -18,7 +18,8 @@ import pytest
 
 import wire
 from conftest import Launch
-from launched import ON_TORCH, Launched
+from launched import EXACT, ON_TORCH, Launched
+from probe import Probe
 from processes import names_of_threads, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -122,7 +123,8 @@ def test_a_stream_of_tgi_ends_with_the_token_that_completes_the_grammar(address:
 
 def test_any_object_and_vllms_names(address: wire.Address) -> None:
     for more, check in (
-        ({"response_format": {"type": "json_object"}, "max_tokens": 300}, None),
+        # As long as a greedy text of any object takes to end.
+        ({"response_format": {"type": "json_object"}, "max_tokens": 800}, is_object),
         ({"guided_json": PERSON}, is_person),
         ({"guided_regex": DATE}, is_date),
         ({"guided_choice": ["Oslo", "Bergen"]}, is_choice),
@@ -135,11 +137,8 @@ def test_any_object_and_vllms_names(address: wire.Address) -> None:
         assert reply.status == 200, reply
         choice = reply.json()["choices"][0]
         text = choice["message"]["content"]
-        if check is not None:
-            check(text)
-        elif choice["finish_reason"] == "stop":
-            is_object(text)
-        assert text.startswith("{") or check is not None
+        assert choice["finish_reason"] == "stop", choice
+        check(text)
 
 
 def test_several_answers_have_a_grammar_each(address: wire.Address) -> None:
@@ -216,7 +215,7 @@ def test_a_killed_worker_costs_a_constrained_text_nothing(launch: Launch) -> Non
 
 
 def test_what_a_grammar_forces_takes_few_steps_and_is_told_token_by_token(launch: Launch) -> None:
-    server: Launched = launch(*ON_TORCH).wait_ready()
+    server: Launched = launch(*EXACT).wait_ready()
     line = "(The name of the city is [A-Z][a-z]{2,6}, and its number of inhabitants is [1-9]{2}; ){8}"
     parameters = {"grammar": {"type": "regex", "value": line}, "max_new_tokens": 600, "details": True}
     body = {"inputs": "Cities:", "parameters": {**parameters, "temperature": 1.1, "seed": 5}}
@@ -258,9 +257,9 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
     assert openai.status == 422 and openai.json()["error"]["param"] == "response_format", openai
 
 
-def nested(depth: int, options: int = 1, leaf: dict[str, Any] | None = None) -> dict[str, Any]:
+def nested(depth: int, options: int = 1) -> dict[str, Any]:
     """Objects of so many properties within each other."""
-    schema = leaf or {}
+    schema: dict[str, Any] = {}
     for _ in range(depth):
         schema = {"type": "object", "properties": {f"k{n}": schema for n in range(options)}}
     return schema
@@ -270,6 +269,9 @@ def long_schema(length: int) -> dict[str, Any]:
     return {"enum": [f"{n:01000}" for n in range(length // 1000)]}
 
 
+# Each name doubles what has to be told apart.
+DEPENDENT = {"type": "object", "dependentRequired": {f"a{n}": [f"b{n}"] for n in range(40)}}
+
 OVER_A_LIMIT: dict[str, tuple[Any, int, str, str]] = {
     # The schema, the status, and the field and the limit that the error names.
     "deep": (nested(100), 422, "grammar`", "127 levels"),
@@ -277,8 +279,8 @@ OVER_A_LIMIT: dict[str, tuple[Any, int, str, str]] = {
     "long": (long_schema(1_100_000), 422, "grammar`", "1048576 bytes"),
     "longer than a body": (long_schema(2_000_000), 413, "body", "2000000 bytes (--payload-limit)"),
     "many properties": (nested(1, 2001), 422, "/properties", "2000 properties"),
-    "many schemas": (nested(5, 8, {"type": "null"}), 422, "grammar`", "too many schemas"),
-    # Takes longer to find out.
+    "many schemas": (DEPENDENT, 422, "grammar`", "too many schemas"),
+    # Takes seconds to find out.
     "many symbols": (nested(5, 7), 422, "grammar`", "65525 symbols"),
 }
 
@@ -289,7 +291,10 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wire.Address]:
         yield launched.wait_ready().address
 
 
-@pytest.mark.parametrize("what", OVER_A_LIMIT)
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=[pytest.mark.tail] if "symbols" in what else []) for what in OVER_A_LIMIT],
+)
 def test_a_schema_over_a_limit_is_refused_with_field_and_limit(patient: wire.Address, what: str) -> None:
     schema, status, field, limit = OVER_A_LIMIT[what]
     form = {"type": "json", "value": schema}
@@ -570,7 +575,8 @@ BOMBS: dict[str, dict[str, Any]] = {
         "type": "json",
         "value": {
             "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 8} for n in range(30)}
-            | {"$ref": "#/$defs/d0"}
+            | {"d30": {"type": "null"}},
+            "$ref": "#/$defs/d0",
         },
     },
     "exponential": {"type": "regex", "value": "(a|a)*" * 200 + "b"},
@@ -582,12 +588,15 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_grammar_bomb_is_refused_in_time_and_nobody_waits(address: wire.Address, bomb: str) -> None:
-    began = time.monotonic()
     parameters = {"grammar": BOMBS[bomb], "max_new_tokens": 5}
-    reply = wire.post(address, "/generate", {"inputs": "x", "parameters": parameters})
-    took = time.monotonic() - began
+    with Probe(address) as probe:
+        began = time.monotonic()
+        reply = wire.post(address, "/generate", {"inputs": "x", "parameters": parameters})
+        took = time.monotonic() - began
+    print(f"{reply.status} after {took:.2f} s, the slowest probe {probe.slowest:.2f} s")
     assert reply.status in (200, 422), reply
-    assert took < 10, took
+    # The tests that run alone want less of the probe: security/test_regular_expressions.py.
+    assert took < 10 and probe.slowest < 3, (took, probe.slowest)
     assert wire.post(address, "/generate", {"inputs": "x", "parameters": {"max_new_tokens": 2}}).status == 200
 
 

@@ -59,7 +59,7 @@ def test_more_than_the_model_was_made_for_is_served_with_one_warning(tmp_path: P
     folder = make(tmp_path / "model", config)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED / name, folder / name)
-    flags = ("--model-id", str(folder), "--dtype", "float32", "--max-total-tokens", "160")
+    flags = ("--model-id", str(folder), "--max-total-tokens", "160")
     with Launched(tmp_path / "run", *flags) as launched:
         launched.wait_ready()
         body = {"inputs": "A penstock is", "parameters": {"max_new_tokens": 100, "details": True}}

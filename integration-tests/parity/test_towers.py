@@ -16,6 +16,7 @@ import wire
 from checkpoints import SHIPPED
 from conftest import Launch, fails
 from launched import BINARY
+from penstock.errors import UnusableModel
 
 WARNING = "the model reads images, too; only its text is served"
 
@@ -31,7 +32,18 @@ def poison(folder: Path, part: str) -> None:
     save_file(tensors | poisoned, file, {"format": "pt"})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_does_not_read_what_a_model_has_for_images(tmp_path: Path) -> None:
+    from driver import Driver
+
+    folder = make(tmp_path, FAMILIES["Qwen2.5-VL"])
+    poison(folder, "visual")
+    Driver(folder)
+    poison(folder, "layers.1.mlp")
+    with pytest.raises(UnusableModel, match="NaN"):
+        Driver(folder)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.tail), "bfloat16"])
 def test_a_model_that_reads_images_is_served_as_text_and_says_so(
     dtype: str, tmp_path: Path, launch: Launch
 ) -> None:

@@ -101,9 +101,10 @@ def test_what_is_open_is_open_for_reading_only(guarded: Launched, method: str) -
 def test_metrics_ask_for_a_key_where_they_are_guarded(guarded: Launched, launch_null: Launch) -> None:
     assert wire.get(guarded.address, "/metrics").status == 401
     bearer = {"Authorization": f"Bearer {KEY}"}
-    assert 'key="flag-1"' in wire.get(guarded.address, "/metrics", headers=bearer).text or (
-        wire.get(guarded.address, "/metrics", headers=bearer).status == 200
-    )
+    asked = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
+    assert wire.post(guarded.address, "/generate", asked, headers=bearer).status == 200
+    shown = wire.get(guarded.address, "/metrics", headers=bearer)
+    assert shown.status == 200 and 'key="flag-1"' in shown.text
     paths = wire.get(guarded.address, "/api-doc/openapi.json").json()["paths"]
     assert "security" in paths["/metrics"]["get"]
     keyless = launch_null("--guard-metrics")

@@ -231,6 +231,7 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     assert report.kv_bytes_per_token == [2 * 2 * 2 * 16 * 4] and report.fits
     assert [problem for problem in report.problems if "tokenizer" not in problem] == []
     assert any("--num-shard 2" in problem for problem in examine(folder, Question(shards=2)).problems)
+    assert any("--pipeline-parallel 2" in problem for problem in examine(folder, Question(stages=2)).problems)
     change = {"model_type": "cpmant", "architectures": ["CpmAntForCausalLM"]}
     (folder / "config.json").write_text(json.dumps({**SMALL, **change}))
     report = examine(folder, Question())

@@ -6,9 +6,14 @@ use serde_json::Value;
 
 use crate::{order, synthetic::Vocabulary};
 
+/// How many of the 400 cases compile: docs/decisions/013-schemas-are-rewritten.md and benchmarks/RESULTS.md say the same.
+const COMPILED: usize = 368;
+
 #[test]
 fn instances_are_judged_rightly() {
-    let Some(path) = std::env::var_os("PENSTOCK_SCHEMAS").filter(|path| !path.is_empty()) else { return };
+    let Some(path) = std::env::var_os("PENSTOCK_SCHEMAS").filter(|path| !path.is_empty()) else {
+        return println!("not run: PENSTOCK_SCHEMAS names no file");
+    };
     let text = std::fs::read_to_string(path).expect("PENSTOCK_SCHEMAS names a file");
     let vocabulary = Vocabulary::new(4_000);
     let limits = Limits { cache_bytes: 0, ..crate::patient() };
@@ -36,5 +41,6 @@ fn instances_are_judged_rightly() {
     }
     println!("{compiled} of {cases} compiled");
     assert!(wrong.is_empty(), "{} judged wrongly:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(compiled * 100 >= cases * 85, "only {compiled} of {cases} schemas compile");
+    let least = if cases == 400 { COMPILED } else { cases * 85 / 100 };
+    assert!(compiled >= least, "only {compiled} of {cases} schemas compile");
 }

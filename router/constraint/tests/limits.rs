@@ -248,11 +248,23 @@ fn more_optional_properties_than_the_parser_holds_are_refused_by_name() {
 #[test]
 fn more_symbols_than_the_parser_can_number_are_refused() {
     let nested = (0..5).fold(json!({}), |inner, _| {
-        let properties: Value = (0..8).map(|index| (format!("k{index}"), inner.clone())).collect();
+        let properties: Value = (0..7).map(|index| (format!("k{index}"), inner.clone())).collect();
         json!({"type": "object", "properties": properties})
     });
     let error = compiler_with(patient()).compile(schema(nested), &Cancel::new()).unwrap_err();
     assert_eq!((error.kind, error.to_string().contains("65525 symbols")), (Kind::TooLarge, true), "{error}");
+}
+
+#[test]
+fn more_schemas_than_the_parser_reads_are_refused() {
+    let dependent: Value = (0..40).map(|index| (format!("a{index}"), json!([format!("b{index}")]))).collect();
+    let source = schema(json!({"type": "object", "dependentRequired": dependent}));
+    let error = compiler_with(patient()).compile(source, &Cancel::new()).unwrap_err();
+    assert_eq!(
+        (error.kind, error.to_string().contains("too many schemas")),
+        (Kind::TooLarge, true),
+        "{error}"
+    );
 }
 
 /// An automaton whose states are the last letters: each text finds states that no other one needs.

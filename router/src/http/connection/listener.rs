@@ -417,7 +417,9 @@ async fn serve_connection(
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args, FromArgMatches};
     use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+    use tokio_rustls::rustls;
 
     use super::*;
 
@@ -478,6 +480,33 @@ mod tests {
         };
         tokio::spawn(serve_connection(server, app, builder, accepted, CancellationToken::new()));
         client
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_never_begins_its_encryption_is_closed_in_time() {
+        let config =
+            rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("known versions")
+                .with_no_client_auth()
+                .with_cert_resolver(Arc::new(rustls::server::ResolvesServerCertUsingSni::new()));
+        let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+        let args = RouterArgs::from_arg_matches(&command.get_matches_from(["penstock"])).expect("flags");
+        let stop = CancellationToken::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        tokio::spawn(serve(
+            listener,
+            Some(TlsAcceptor::from(Arc::new(config))),
+            ConnectionLimits::of(&args, stop.clone()),
+            ConnectionLimiter::of(&args),
+            Router::new(),
+            stop,
+        ));
+        let begun = Instant::now();
+        let mut silent = TcpStream::connect(address).await.expect("open");
+        let read = timeout(6 * HANDSHAKE, silent.read(&mut [0; 1])).await.expect("closed in time");
+        assert_eq!((read.ok(), begun.elapsed().as_secs()), (Some(0), 10));
     }
 
     /// After what time the server closes, and the kinds of the frames that it sends until then. The client

@@ -11,6 +11,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ use crate::tenant::Tenant;
 use crate::worker::mock::{Fault, MockConfig, MockModel, MockSource, Script};
 use crate::worker::{Endpoint, GiveUp, Group, Loss, PrepareLimits, WorkerSource};
 
-/// In `make test`; takes some seconds.
+/// In `make test`; takes about a minute of processor time.
 const SCHEDULES: u64 = 2000;
 
 /// Of virtual time; no schedule has work for a minute.
@@ -62,10 +63,33 @@ fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
     let seeds = alone.map_or(0..number("PENSTOCK_SIMULATIONS").unwrap_or(SCHEDULES), |seed| seed..seed + 1);
     let are_many = seeds.end - seeds.start >= SCHEDULES;
     let mut seen = [0; WAYS.len()];
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let parts: Vec<_> = (0..threads)
+            .map(|first| {
+                scope.spawn({
+                    let seeds = seeds.clone();
+                    move || in_schedules(seeds.skip(first).step_by(threads), alone.is_some())
+                })
+            })
+            .collect();
+        for part in parts {
+            let found = part.join().unwrap_or_else(|panic| resume_unwind(panic));
+            seen.iter_mut().zip(found).for_each(|(seen, found)| *seen += found);
+        }
+    });
+    for (seen, (way, _)) in seen.iter().zip(WAYS) {
+        assert!(!are_many || *seen > 0, "no schedule has {way}");
+    }
+}
+
+/// How many of these schedules come to each of the `WAYS`.
+fn in_schedules(seeds: impl Iterator<Item = u64>, tells_all: bool) -> [u64; WAYS.len()] {
+    let mut seen = [0; WAYS.len()];
     for seed in seeds {
         let happened = RefCell::default();
         let outcome = catch_unwind(AssertUnwindSafe(|| simulate(seed, &happened)));
-        if alone.is_some() || outcome.is_err() {
+        if tells_all || outcome.is_err() {
             happened.borrow().iter().for_each(|line| println!("{line}"));
         }
         let found = outcome.unwrap_or_else(|panic| {
@@ -76,9 +100,7 @@ fn in_every_schedule_nobody_loses_a_token_and_nothing_is_left() {
             *seen += u64::from(count(&found) > 0);
         }
     }
-    for (seen, (way, _)) in seen.iter().zip(WAYS) {
-        assert!(!are_many || *seen > 0, "no schedule has {way}");
-    }
+    seen
 }
 
 /// What a schedule came to.
