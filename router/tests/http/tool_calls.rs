@@ -544,6 +544,34 @@ async fn tools_among_the_items_are_called_as_others_are() {
     assert_eq!(warnings.len(), 2);
 }
 
+/// As Haystack sends an answer back, and as ours come that have words behind a call.
+#[tokio::test]
+async fn a_text_behind_a_call_does_not_part_the_call_from_its_result() {
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let input = json!([
+        said("user", "Paris?"),
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "1", "name": "get_forecast", "arguments": "{\"city\": \"Paris\"}"},
+        said("assistant", "I look."),
+        {"type": "function_call_output", "call_id": "1", "output": "21"},
+        said("assistant", "It is 21."),
+        said("user", "Oslo?"),
+    ]);
+    // They refuse a result without a call before it, or roles that take no turns.
+    for template in [
+        include_str!("../../../integration-tests/chat_templates/gpt_oss.jinja"),
+        include_str!("../../../integration-tests/chat_templates/gemma3.jinja"),
+        include_str!("../../../integration-tests/chat_templates/mistral_v3.jinja"),
+    ] {
+        let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+        for until in [5, 7] {
+            let input = &input.as_array().expect("items")[..until];
+            let body = json!({"input": input, "max_output_tokens": 2});
+            served.post("/v1/responses", body).await.good();
+        }
+    }
+}
+
 /// Which a request names by type alone.
 #[tokio::test]
 async fn tools_that_anthropic_defines_are_called_with_their_own_input() {

@@ -618,11 +618,14 @@ impl<'a> InputItem<'a> {
             Self::Message { role: Role::Assistant, content } => {
                 let content = content.joined();
                 let message = open_answer(messages);
-                // Two texts in a row are two messages.
-                if message["content"].is_string() || message["tool_calls"].is_array() {
-                    messages.push(json!({"role": "assistant", "content": content}));
-                } else {
-                    message["content"] = json!(content);
+                let has_calls = message["tool_calls"].is_array();
+                match message["content"].as_str().filter(|before| !has_calls || !before.is_empty()) {
+                    None => message["content"] = json!(content),
+                    // Templates take no message between a call and its result, and words behind a call stand before it, as in chats.
+                    Some(_) if has_calls && content.is_empty() => {}
+                    Some(before) if has_calls => message["content"] = json!(format!("{before}\n\n{content}")),
+                    // Two texts in a row are two messages.
+                    Some(_) => messages.push(json!({"role": "assistant", "content": content})),
                 }
             }
             Self::Message { role, content } => {
@@ -819,6 +822,34 @@ mod tests {
         assert_eq!(answer["reasoning_content"], "Look.");
         assert_eq!(answer["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{}"}));
         assert_eq!(answer["tool_calls"][1]["function"]["arguments"], json!({"input": "x = 1"}));
+    }
+
+    /// Haystack sends an answer's calls before its text, and what a model writes behind a call we tell as an item behind it.
+    #[test]
+    fn text_behind_a_call_is_of_the_message_with_the_call() {
+        let said = |text: &str| json!({"role": "assistant", "content": text});
+        let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
+        let reasoning = json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]});
+        let user = json!({"role": "user", "content": "Look."});
+        let result = json!({"type": "function_call_output", "call_id": "1", "output": "21"});
+        for (answer, content, ids) in [
+            (vec![reasoning.clone(), call("1"), said("I look.")], json!("I look."), vec!["1"]),
+            (vec![reasoning.clone(), said("I look."), call("1"), said("Now.")], json!("I look.\n\nNow."), vec!["1"]),
+            (vec![reasoning.clone(), call("1"), said("I look."), call("2")], json!("I look."), vec!["1", "2"]),
+            (vec![reasoning.clone(), said(""), call("1"), said("I look.")], json!("I look."), vec!["1"]),
+            (vec![reasoning.clone(), said("I look."), call("1"), said("")], json!("I look."), vec!["1"]),
+        ] {
+            let mut input = vec![user.clone()];
+            input.extend(answer);
+            input.extend([result.clone(), said("It is 21."), said("Degrees.")]);
+            let messages = parsed(json!({"input": input})).expect("valid").chat.chat.messages;
+            let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str()).collect();
+            let expected = ["user", "assistant", "tool", "assistant", "assistant"].map(Some);
+            assert_eq!(roles, expected, "{messages:?}");
+            assert_eq!((&messages[1]["content"], &messages[1]["reasoning_content"]), (&content, &json!("Hm.")));
+            let calls = messages[1]["tool_calls"].as_array().expect("calls").iter();
+            assert_eq!(calls.filter_map(|call| call["id"].as_str()).collect::<Vec<_>>(), ids);
+        }
     }
 
     /// Codex' `view_image` returns an image alone, and tools of MCP servers return some beside text.
