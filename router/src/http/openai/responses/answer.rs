@@ -19,8 +19,8 @@ pub struct Response<'a> {
     pub completed_at: Option<u64>,
     pub status: Status,
     pub background: bool,
-    /// Nothing: what fails has an error's status, or an event.
-    pub error: Option<&'static str>,
+    /// Why a stream ends before the answer does; what fails earlier has an error's status.
+    pub error: Option<Failure<'a>>,
     pub incomplete_details: Option<IncompleteDetails>,
     pub model: &'a str,
     pub output: &'a [Item],
@@ -43,6 +43,14 @@ pub enum Status {
     InProgress,
     Incomplete,
     Completed,
+    Failed,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ResponseFailure")]
+pub struct Failure<'a> {
+    pub code: &'static str,
+    pub message: &'a str,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -232,9 +240,29 @@ pub enum Event<'a> {
     Completed { sequence_number: u64, response: Response<'a> },
     #[serde(rename = "response.incomplete")]
     Incomplete { sequence_number: u64, response: Response<'a> },
-    /// The stream ends before the answer does.
+    /// The stream ends before the answer does, and `response.failed` follows.
     #[serde(rename = "error")]
-    Error { sequence_number: u64, code: &'static str, message: &'a str, param: Option<&'a str> },
+    Error {
+        sequence_number: u64,
+        code: &'static str,
+        message: &'a str,
+        param: Option<&'a str>,
+        error: ErrorDetail<'a>,
+    },
+    #[serde(rename = "response.failed")]
+    Failed { sequence_number: u64, response: Response<'a> },
+}
+
+/// OpenAI's documentation has an error's members in the event, and its servers send them within `error`: some clients read these
+/// there, some those.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ResponseErrorDetail")]
+pub struct ErrorDetail<'a> {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub code: &'static str,
+    pub message: &'a str,
+    pub param: Option<&'a str>,
 }
 
 impl Event<'_> {
@@ -258,6 +286,7 @@ impl Event<'_> {
             Self::Completed { .. } => "response.completed",
             Self::Incomplete { .. } => "response.incomplete",
             Self::Error { .. } => "error",
+            Self::Failed { .. } => "response.failed",
         }
     }
 }

@@ -29,8 +29,8 @@ use crate::http::sse::Encoder;
 use crate::http::state::Server;
 use crate::http::warnings::Warnings;
 use answer::{
-    Echo, Event, IncompleteDetails, InputTokensDetails, Item, OutputTokensDetails, Part, ResponseUsage, Role,
-    Status,
+    Echo, ErrorDetail, Event, Failure, IncompleteDetails, InputTokensDetails, Item, OutputTokensDetails, Part,
+    ResponseUsage, Role, Status,
 };
 use request::ResponseRequest;
 
@@ -467,17 +467,25 @@ impl ChunkWriter for Events {
         }
     }
 
+    /// Codex reads only `response.failed`, others only the event before it.
     fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
-        let (sequence_number, code) = (self.next(), error.cause.code());
-        let message = &error.to_string();
-        say(encoder, &Event::Error { sequence_number, code, message, param: error.param() });
+        self.begin(encoder);
+        let (code, param, kind) = (error.cause.code(), error.param(), error.cause.entry().openai_type);
+        let message = &*error.message(Family::OpenAi);
+        let detail = ErrorDetail { kind, code, message, param };
+        let sequence_number = self.next();
+        say(encoder, &Event::Error { sequence_number, code, message, param, error: detail });
+        let failure = Some(Failure { code, message });
+        let sequence_number = self.next();
+        let response = answer::Response { status: Status::Failed, error: failure, ..self.response() };
+        say(encoder, &Event::Failed { sequence_number, response });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use penstock_output::{Tool, tool_format};
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::http::chats::blocks::tests::token;
@@ -495,13 +503,17 @@ mod tests {
         Events::new(head, None, reading)
     }
 
+    fn data(text: &str) -> Vec<Value> {
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
+    }
+
     /// What each event is, and its number.
     fn told(text: &str) -> Vec<(String, u64)> {
         assert!(!text.contains(":\n\n"), "a comment: {text}");
-        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-        let events = data.map(|data| serde_json::from_str::<Value>(data).expect("JSON"));
         let kind = |event: &Value| event["type"].as_str().expect("a type").to_owned();
-        events.map(|event| (kind(&event), event["sequence_number"].as_u64().expect("a number"))).collect()
+        let number = |event: &Value| event["sequence_number"].as_u64().expect("a number");
+        data(text).iter().map(|event| (kind(event), number(event))).collect()
     }
 
     /// Codex counts its patience in events, and takes no comment for one.
@@ -532,5 +544,34 @@ mod tests {
         let in_silence = told(&told_in_silence(Silent(writer), 31).await);
         let in_progress = |number| ("response.in_progress".to_owned(), number);
         assert_eq!(in_silence, [in_progress(next), in_progress(next + 1)]);
+    }
+
+    /// Clients read a failure in three places: Codex in the last event, LiteLLM and `openai` within `error`, LangChain beside it.
+    #[test]
+    fn what_fails_in_a_stream_is_told_as_all_clients_read_it() {
+        let error = ApiError::unavailable("The workers are gone.");
+        for has_text in [false, true] {
+            let (mut writer, mut encoder) = (events(Reading::plain()), Encoder::default());
+            if has_text {
+                writer.token(0, token("Hi", false), &mut encoder);
+            }
+            writer.failed(&error, &mut encoder);
+            let text = String::from_utf8(encoder.take().to_vec()).expect("UTF-8");
+            let all = data(&text);
+            assert!(told(&text).iter().map(|(_, number)| *number).eq(0..all.len() as u64), "{text}");
+            assert_eq!(all[0]["type"], "response.created");
+            let [.., event, failed] = &all[..] else { panic!("{text}") };
+            assert_eq!((&event["type"], &failed["type"]), (&json!("error"), &json!("response.failed")));
+            let nested = &event["error"];
+            for name in ["code", "message", "param"] {
+                assert_eq!(nested[name], event[name], "{name}");
+            }
+            assert_eq!((&nested["message"], &nested["param"]), (&json!("The workers are gone."), &Value::Null));
+            assert_eq!(nested["type"], error.cause.entry().openai_type);
+            let response = &failed["response"];
+            assert_eq!((&response["status"], &response["usage"]), (&json!("failed"), &Value::Null));
+            assert_eq!(response["error"], json!({"code": nested["code"], "message": nested["message"]}));
+            assert!(text.ends_with("\n\n") && text.contains("event: response.failed\n"), "{text}");
+        }
     }
 }
