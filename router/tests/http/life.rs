@@ -453,7 +453,10 @@ async fn what_fails_in_a_stream_that_has_only_its_head_is_its_last_event() {
         };
         assert_eq!(kinds, expected, "{path}: {events}");
         let count = expected.len().max(1);
-        assert!(events.matches("data: ").count() == count && data.contains("not a number"), "{path}: {events}");
+        assert!(
+            events.matches("data: ").count() == count && data.contains("not a number"),
+            "{path}: {events}"
+        );
         served.until_info(|info| info["kv_blocks_used"] == 0 && info["requests_running"] == 0).await;
     }
 }

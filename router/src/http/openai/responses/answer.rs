@@ -116,9 +116,14 @@ pub enum Item {
     Reasoning {
         id: String,
         status: Status,
-        /// Always empty: the content is all of it.
+        /// All of it, where `reasoning.summary` asks for one.
         summary: Vec<Part>,
-        content: Vec<Part>,
+        /// All of it elsewhere.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content: Option<Vec<Part>>,
+        /// The text once more, as it is, where `include` asks for it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        encrypted_content: Option<String>,
     },
     FunctionCall {
         id: String,
@@ -162,6 +167,9 @@ pub enum Part {
         logprobs: Vec<LogprobEntry>,
     },
     ReasoningText {
+        text: String,
+    },
+    SummaryText {
         text: String,
     },
 }
@@ -217,6 +225,38 @@ pub enum Event<'a> {
         output_index: usize,
         content_index: usize,
         text: &'a str,
+    },
+    #[serde(rename = "response.reasoning_summary_part.added")]
+    SummaryAdded {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        part: Part,
+    },
+    #[serde(rename = "response.reasoning_summary_text.delta")]
+    SummaryDelta {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        delta: &'a str,
+    },
+    #[serde(rename = "response.reasoning_summary_text.done")]
+    SummaryDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        text: &'a str,
+    },
+    #[serde(rename = "response.reasoning_summary_part.done")]
+    SummaryPartDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        part: Part,
     },
     #[serde(rename = "response.content_part.done")]
     PartDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, part: Part },
@@ -277,6 +317,10 @@ impl Event<'_> {
             Self::TextDone { .. } => "response.output_text.done",
             Self::ReasoningDelta { .. } => "response.reasoning_text.delta",
             Self::ReasoningDone { .. } => "response.reasoning_text.done",
+            Self::SummaryAdded { .. } => "response.reasoning_summary_part.added",
+            Self::SummaryDelta { .. } => "response.reasoning_summary_text.delta",
+            Self::SummaryDone { .. } => "response.reasoning_summary_text.done",
+            Self::SummaryPartDone { .. } => "response.reasoning_summary_part.done",
             Self::PartDone { .. } => "response.content_part.done",
             Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
             Self::ArgumentsDone { .. } => "response.function_call_arguments.done",

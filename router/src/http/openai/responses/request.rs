@@ -45,10 +45,10 @@ const WITHOUT_EFFECT: [(&str, &str); 6] = [
     ("safety_identifier", "here but to be told back: `user` says who asks"),
 ];
 
-/// What `include` may name. All but the first ask for what is always there, or of tools that are not here.
+/// What `include` may name. All but the first two ask for what is always there, or of tools that are not here.
 const INCLUDED: [&str; 8] = [
     LOGPROBS,
-    "reasoning.encrypted_content",
+    ENCRYPTED_REASONING,
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -57,6 +57,7 @@ const INCLUDED: [&str; 8] = [
     "code_interpreter_call.outputs",
 ];
 const LOGPROBS: &str = "message.output_text.logprobs";
+const ENCRYPTED_REASONING: &str = "reasoning.encrypted_content";
 
 /// What a request to this route is.
 pub struct ResponseRequest {
@@ -64,6 +65,16 @@ pub struct ResponseRequest {
     /// Members of the answer that say what was asked.
     pub echo: Echo,
     pub service_tier: &'static str,
+    pub thoughts: Thoughts,
+}
+
+/// How reasoning is told.
+#[derive(Clone, Copy)]
+pub struct Thoughts {
+    /// As a summary, not as content.
+    pub are_summary: bool,
+    /// Once more as `encrypted_content`: clients send no thought back that has none.
+    pub are_copied: bool,
 }
 
 pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError> {
@@ -114,11 +125,11 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         _ => Map::new(),
     };
     let reasoning = fields.tree(&request_fields::REASONING)?;
-    let effort = match &reasoning {
-        Some(reasoning) => effort(reasoning, &mut warnings)?,
-        None => None,
+    let (effort, are_summary) = match &reasoning {
+        Some(reasoning) => effort_and_summary(reasoning)?,
+        None => (None, false),
     };
-    let logprobs = includes_logprobs(fields, &mut warnings)?;
+    let Included { logprobs, encrypted_reasoning } = included(fields, &mut warnings)?;
     let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
     if top_logprobs > 0 && !logprobs {
         warnings.no_effect("top_logprobs", &format!("without `{LOGPROBS}` in `{INCLUDE}`"));
@@ -139,7 +150,8 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         names: NAMES,
     };
     let service_tier = service_tier(fields);
-    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
+    let thoughts = Thoughts { are_summary, are_copied: encrypted_reasoning };
+    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier, thoughts })
 }
 
 /// What is told back as it was given, with defaults where it was not, also within `text` and `reasoning`.
@@ -195,8 +207,8 @@ fn grammar(text: &Value, warnings: &mut Warnings) -> Result<Option<constraints::
     Ok(source.map(|source| constraints::Asked { field: NAMES.grammar, source }))
 }
 
-/// Of `reasoning`.
-fn effort(given: &Value, warnings: &mut Warnings) -> Result<Option<Effort>, ApiError> {
+/// Of `reasoning`: the effort, and whether a summary is asked for.
+fn effort_and_summary(given: &Value) -> Result<(Option<Effort>, bool), ApiError> {
     let reasoning = Object::of(request_fields::REASONING.name.into(), given)?;
     let mut effort = None;
     if reasoning.get("effort").is_some() {
@@ -204,22 +216,31 @@ fn effort(given: &Value, warnings: &mut Warnings) -> Result<Option<Effort>, ApiE
         checked_name(&reasoning.at("effort"), given)?;
         effort = Some(Effort { field: "reasoning.effort", given: given.to_owned() });
     }
+    let mut is_summary = false;
     for name in ["summary", "generate_summary"] {
         if reasoning.get(name).is_some() {
-            warnings.no_effect(&reasoning.at(name).to_string(), "here: reasoning is told as it is");
+            // Some clients have a word for that they want none.
+            is_summary |= reasoning.text(name)? != "none";
         }
     }
-    Ok(effort)
+    Ok((effort, is_summary))
 }
 
 /// What `include` names.
-fn includes_logprobs(fields: &Fields, warnings: &mut Warnings) -> Result<bool, ApiError> {
+#[derive(Default)]
+struct Included {
+    logprobs: bool,
+    encrypted_reasoning: bool,
+}
+
+fn included(fields: &Fields, warnings: &mut Warnings) -> Result<Included, ApiError> {
     let given = fields.tree(&request_fields::INCLUDE)?.unwrap_or_default();
     let place = Place::from(INCLUDE);
-    let mut logprobs = false;
+    let mut included = Included::default();
     for (index, name) in given.as_array().into_iter().flatten().enumerate() {
         match name.as_str().filter(|name| INCLUDED.contains(name)) {
-            Some(LOGPROBS) => logprobs = true,
+            Some(LOGPROBS) => included.logprobs = true,
+            Some(ENCRYPTED_REASONING) => included.encrypted_reasoning = true,
             Some(name) => {
                 let place = place.entry(index).to_string();
                 warnings.no_effect(&place, &format!("here: there is no {name}"));
@@ -230,7 +251,7 @@ fn includes_logprobs(fields: &Fields, warnings: &mut Warnings) -> Result<bool, A
             }
         }
     }
-    Ok(logprobs)
+    Ok(included)
 }
 
 /// An item of `input`.
@@ -834,8 +855,16 @@ mod tests {
         let result = json!({"type": "function_call_output", "call_id": "1", "output": "21"});
         for (answer, content, ids) in [
             (vec![reasoning.clone(), call("1"), said("I look.")], json!("I look."), vec!["1"]),
-            (vec![reasoning.clone(), said("I look."), call("1"), said("Now.")], json!("I look.\n\nNow."), vec!["1"]),
-            (vec![reasoning.clone(), call("1"), said("I look."), call("2")], json!("I look."), vec!["1", "2"]),
+            (
+                vec![reasoning.clone(), said("I look."), call("1"), said("Now.")],
+                json!("I look.\n\nNow."),
+                vec!["1"],
+            ),
+            (
+                vec![reasoning.clone(), call("1"), said("I look."), call("2")],
+                json!("I look."),
+                vec!["1", "2"],
+            ),
             (vec![reasoning.clone(), said(""), call("1"), said("I look.")], json!("I look."), vec!["1"]),
             (vec![reasoning.clone(), said("I look."), call("1"), said("")], json!("I look."), vec!["1"]),
         ] {
@@ -846,7 +875,10 @@ mod tests {
             let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str()).collect();
             let expected = ["user", "assistant", "tool", "assistant", "assistant"].map(Some);
             assert_eq!(roles, expected, "{messages:?}");
-            assert_eq!((&messages[1]["content"], &messages[1]["reasoning_content"]), (&content, &json!("Hm.")));
+            assert_eq!(
+                (&messages[1]["content"], &messages[1]["reasoning_content"]),
+                (&content, &json!("Hm."))
+            );
             let calls = messages[1]["tool_calls"].as_array().expect("calls").iter();
             assert_eq!(calls.filter_map(|call| call["id"].as_str()).collect::<Vec<_>>(), ids);
         }
@@ -1243,6 +1275,7 @@ mod tests {
                 "`tools[0].format.definition` must be a string",
             ),
             (json!({"reasoning": {"effort": 5}}), "`reasoning.effort` must be a string"),
+            (json!({"reasoning": {"summary": 5}}), "`reasoning.summary` must be a string"),
             (json!({"metadata": 5}), "`metadata` must be an object. Given: 5"),
             (json!({"safety_identifier": 5}), "`safety_identifier` must be a string"),
             (json!({"truncation": "x"}), "`truncation` must be auto or disabled. Given: x"),
@@ -1306,7 +1339,7 @@ mod tests {
     #[test]
     fn what_has_no_effect_is_named() {
         let asked = parsed(json!({
-            "store": true, "truncation": "auto", "top_logprobs": 2, "include": ["reasoning.encrypted_content"],
+            "store": true, "truncation": "auto", "top_logprobs": 2, "include": ["file_search_call.results", "reasoning.encrypted_content"],
             "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "n": 3,
             "safety_identifier": "u", "max_tool_calls": 2, "stream_options": {"include_obfuscation": false},
         }));
@@ -1314,17 +1347,14 @@ mod tests {
         assert_eq!((&asked.echo.safety_identifier, &asked.echo.max_tool_calls), (&json!("u"), &json!(2)));
         let asked = asked.chat;
         let lines = asked.params.warnings.lines();
-        for name in [
-            "store",
-            "truncation",
-            "top_logprobs",
-            "include[0]",
-            "reasoning.summary",
-            "text.verbosity",
-            "n",
-            "max_tool_calls",
-        ] {
+        for name in
+            ["store", "truncation", "top_logprobs", "include[0]", "text.verbosity", "n", "max_tool_calls"]
+        {
             assert!(lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
+        }
+        // These have one.
+        for name in ["include[1]", "reasoning.summary"] {
+            assert!(!lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
         }
         assert_eq!((asked.params.n, asked.top_logprobs), (1, 0));
         assert_eq!(asked.effort, Some(Effort { field: "reasoning.effort", given: "low".to_owned() }));
