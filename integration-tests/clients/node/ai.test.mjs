@@ -120,6 +120,40 @@ test("ai: openai responses show reasoning as a summary and send it back", async 
   }
 });
 
+test("ai: openai responses search for tools on the client", async () => {
+  const schema = (name) => ({ type: "object", properties: { [name]: { type: "string" } }, required: [name] });
+  const calling = (name, input) => echoed(`<tool_call>\n{"name": "${name}", "arguments": ${input}}\n</tool_call>`);
+  const search = openai(thinking).tools.toolSearch({ execution: "client", description: "Finds tools", parameters: schema("goal") });
+  const weather = tool({
+    description: "Get the weather in a city",
+    inputSchema: jsonSchema(schema("city")),
+    providerOptions: { openai: { deferLoading: true } },
+  });
+  const options = {
+    model: openai(thinking)("tgi"),
+    tools: { search, get_weather: weather },
+    temperature: 0,
+    maxRetries: 0,
+    maxOutputTokens: 2048,
+    providerOptions: { openai: { store: false } },
+  };
+  const question = { role: "user", content: await calling("tool_search", '{"goal": "weather"}') };
+  const streamed = streamText({ ...options, messages: [question] });
+  const parts = (await collect(streamed.fullStream)).filter((part) => part.type === "tool-call");
+  const whole = await generateText({ ...options, messages: [question] });
+  for (const [call] of [parts, whole.toolCalls]) {
+    assert.equal(call.toolName, "search");
+    assert.deepEqual(call.input, { arguments: { goal: "weather" }, call_id: call.toolCallId });
+  }
+  const [{ toolCallId }] = whole.toolCalls;
+  const found = { type: "function", name: "get_weather", description: "Weather", defer_loading: true, parameters: schema("city") };
+  const output = { type: "json", value: { tools: [found] } };
+  const result = { role: "tool", content: [{ type: "tool-result", toolCallId, toolName: "search", output }] };
+  const next = { role: "user", content: await calling("get_weather", '{"city": "Oslo"}') };
+  const answer = await generateText({ ...options, messages: [question, ...whole.response.messages, result, next] });
+  assert.deepEqual(answer.toolCalls.map((call) => [call.toolName, call.input]), [["get_weather", { city: "Oslo" }]]);
+});
+
 golden("ai: an object of a schema", async (at) => {
   const schema = jsonSchema({
     type: "object",

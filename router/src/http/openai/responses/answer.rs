@@ -146,6 +146,16 @@ pub enum Item {
         name: String,
         input: String,
     },
+    /// A search for tools, which the client makes.
+    ToolSearchCall {
+        id: String,
+        status: Status,
+        call_id: String,
+        execution: &'static str,
+        /// Once it has ended.
+        #[schemars(with = "serde_json::Map<String, Value>")]
+        arguments: Value,
+    },
 }
 
 #[derive(Clone, Copy, JsonSchema, Serialize)]
@@ -157,21 +167,20 @@ pub enum Role {
 
 /// A text of an item.
 #[derive(Clone, JsonSchema, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 #[schemars(rename = "ResponsePart")]
 pub enum Part {
-    OutputText {
+    #[serde(rename = "output_text")]
+    Output {
         text: String,
         /// Always empty.
         annotations: Vec<String>,
         logprobs: Vec<LogprobEntry>,
     },
-    ReasoningText {
-        text: String,
-    },
-    SummaryText {
-        text: String,
-    },
+    #[serde(rename = "reasoning_text")]
+    Reasoning { text: String },
+    #[serde(rename = "summary_text")]
+    Summary { text: String },
 }
 
 /// One event of a stream, in OpenAI's order.

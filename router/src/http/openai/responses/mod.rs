@@ -3,6 +3,7 @@
 
 pub mod answer;
 pub mod request;
+mod search;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -241,6 +242,10 @@ impl Events {
                 let encrypted_content = is_copied.then(|| text.to_owned());
                 Item::Reasoning { id, status, summary, content, encrypted_content }
             }
+            Block::Call { id: call_id, name } if self.reading.is_search(name) => {
+                let arguments = search::arguments(text);
+                Item::ToolSearchCall { id, status, call_id: call_id.clone(), execution: "client", arguments }
+            }
             Block::Call { id: call_id, name } => {
                 let (namespace, told) = self.reading.told(name);
                 let (namespace, told) = (namespace.map(str::to_owned), told.to_owned());
@@ -259,11 +264,11 @@ impl Events {
     fn part(&self, open: &Open, text: &str) -> Part {
         let text = text.to_owned();
         match open.block {
-            Block::Reasoning if self.head.thoughts.are_summary => Part::SummaryText { text },
-            Block::Reasoning => Part::ReasoningText { text },
+            Block::Reasoning if self.head.thoughts.are_summary => Part::Summary { text },
+            Block::Reasoning => Part::Reasoning { text },
             _ => {
                 let logprobs = if text.is_empty() { Vec::new() } else { open.logprobs.clone() };
-                Part::OutputText { text, annotations: Vec::new(), logprobs }
+                Part::Output { text, annotations: Vec::new(), logprobs }
             }
         }
     }
@@ -284,6 +289,7 @@ impl Events {
             Block::Text => "msg",
             Block::Reasoning => "rs",
             Block::Call { name, .. } if self.reading.is_custom(name) => "ctc",
+            Block::Call { name, .. } if self.reading.is_search(name) => "tsc",
             Block::Call { .. } => "fc",
         };
         let id = format!("{kind}_{:032x}", rand::random::<u128>());
@@ -295,7 +301,7 @@ impl Events {
             let (item_id, part) = (&open.id, self.part(&open, ""));
             let sequence_number = self.next();
             let event = match part {
-                Part::SummaryText { .. } => {
+                Part::Summary { .. } => {
                     Event::SummaryAdded { sequence_number, item_id, output_index, summary_index: 0, part }
                 }
                 part => Event::PartAdded { sequence_number, item_id, output_index, content_index: 0, part },
@@ -347,8 +353,10 @@ impl Events {
                 };
                 say(encoder, &event);
             }
-            // Its text is inside of JSON: told when it has ended.
-            Block::Call { name, .. } if self.reading.is_custom(name) => self.forget_all_but_the_last(),
+            // Told when it has ended: a custom tool's text is inside of JSON, and a search has no event for its arguments.
+            Block::Call { name, .. } if self.reading.is_custom(name) || self.reading.is_search(name) => {
+                self.forget_all_but_the_last();
+            }
             Block::Call { .. } => {
                 self.forget_all_but_the_last();
                 let sequence_number = self.next();
@@ -367,15 +375,18 @@ impl Events {
         let Some(open) = self.open.take() else { return };
         let (item_id, output_index, content_index) = (&*open.id, self.output.len(), 0);
         let text = open.text.as_str();
-        let sequence_number = self.next();
         match &open.block {
+            // The item has it all.
+            Block::Call { name, .. } if self.reading.is_search(name) => {}
             Block::Call { name, .. } if self.reading.is_custom(name) => {
+                let sequence_number = self.next();
                 let input = &custom_input(text);
                 say(encoder, &Event::InputDelta { sequence_number, item_id, output_index, delta: input });
                 let sequence_number = self.next();
                 say(encoder, &Event::InputDone { sequence_number, item_id, output_index, input });
             }
             Block::Call { name, .. } => {
+                let sequence_number = self.next();
                 let (arguments, (_, name)) = (text, self.reading.told(name));
                 say(
                     encoder,
@@ -383,7 +394,7 @@ impl Events {
                 );
             }
             Block::Reasoning if self.head.thoughts.are_summary => {
-                let summary_index = 0;
+                let (summary_index, sequence_number) = (0, self.next());
                 say(
                     encoder,
                     &Event::SummaryDone { sequence_number, item_id, output_index, summary_index, text },
@@ -396,7 +407,7 @@ impl Events {
                 );
             }
             block => {
-                let logprobs = &open.logprobs;
+                let (logprobs, sequence_number) = (&open.logprobs, self.next());
                 say(
                     encoder,
                     &match block {
@@ -718,6 +729,53 @@ mod tests {
             assert_eq!((&part["type"], &part["text"]), (&json!(kind), &json!("Hm, well.")), "{more}");
             let last = all.last().expect("events");
             assert_eq!((&last["type"], &last["response"]["output"][0]), (&json!("response.completed"), item));
+        }
+    }
+
+    /// Codex and the AI SDK read the arguments of the last event, as an object, and take none in parts.
+    #[test]
+    fn a_search_for_tools_is_an_item_that_comes_whole() {
+        let tools = [Tool { name: "tool_search".to_owned(), parameters: Value::Null }];
+        let calls = tool_format("hermes");
+        let reading = Reading { calls, tools: tools.into(), has_search: true, ..Reading::plain() };
+        let call = [
+            ("<tool_call>", true),
+            ("{\"name\": \"tool_search\", \"arguments\": {\"query\": \"sea", false),
+            ("\", \"limit\": 8.0}}\n", false),
+            ("</tool_call>", true),
+        ];
+        for (tokens, reason, status, arguments, last) in [
+            (
+                &call[..],
+                FinishReason::EosToken,
+                "completed",
+                json!({"query": "sea", "limit": 8}),
+                "response.completed",
+            ),
+            (&call[..2], FinishReason::Length, "incomplete", json!({}), "response.incomplete"),
+        ] {
+            let all = streamed(events(reading.clone()), tokens, reason);
+            let kinds: Vec<_> = all.iter().filter_map(|event| event["type"].as_str()).collect();
+            let expected = [
+                "response.created",
+                "response.in_progress",
+                "response.output_item.added",
+                "response.output_item.done",
+                last,
+            ];
+            assert_eq!(kinds, expected);
+            let [added, done] = [2, 3].map(|nth| all[nth]["item"].clone());
+            let is_named = |name: &str, prefix: &str| {
+                added[name] == done[name] && done[name].as_str().is_some_and(|id| id.starts_with(prefix))
+            };
+            assert!(is_named("id", "tsc_") && is_named("call_id", "call_"), "{added} {done}");
+            for (item, status, arguments) in [(&added, "in_progress", json!({})), (&done, status, arguments)]
+            {
+                let (id, call_id) = (&item["id"], &item["call_id"]);
+                let expected = json!({"type": "tool_search_call", "id": id, "status": status, "call_id": call_id, "execution": "client", "arguments": arguments});
+                assert_eq!(item, &expected);
+            }
+            assert_eq!(all[4]["response"]["output"], json!([done]));
         }
     }
 }

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use crate::http::chats::effort::Effort;
-use crate::http::chats::functions::{Namespaced, Shape, ToolList};
+use crate::http::chats::functions::{Namespaced, Shape, TOOL_SEARCH, ToolList};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
@@ -18,6 +18,7 @@ use crate::http::fields::{Fields, checked_name};
 use crate::http::openai::chat::no_text;
 use crate::http::openai::params::GenerationParams;
 use crate::http::openai::responses::answer::Echo;
+use crate::http::openai::responses::search;
 use crate::http::request_fields::{self, Most};
 use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
@@ -308,12 +309,19 @@ pub enum InputItem<'a> {
         recipient: &'a str,
         content: Vec<AgentPartParam<'a>>,
     },
-    /// Beside those of `tools`, as `additional_tools`.
+    /// Beside those of `tools`, as `additional_tools`. Of a search that the client made it is the result as well.
     ToolSearchOutput {
+        execution: Option<&'a str>,
+        call_id: Option<&'a str>,
         tools: &'a [Value],
     },
-    /// Left out, and named in `warnings`.
-    ToolSearchCall {},
+    /// A search for tools that the client made (`execution`: `client`): to the model a call of `tool_search`. Left out, and named in `warnings`, where a server made it.
+    ToolSearchCall {
+        execution: Option<&'a str>,
+        call_id: Option<&'a str>,
+        #[schemars(with = "Option<Map<String, Value>>")]
+        arguments: &'a Value,
+    },
     /// Left out, and named in `warnings`.
     Compaction {},
     /// Left out, and named in `warnings`.
@@ -342,7 +350,9 @@ impl InputItem<'_> {
             Self::WebSearchCall {} => {
                 Some("what was found is not in it, and the model is not told of the search")
             }
-            Self::ToolSearchCall {} => {
+            Self::ToolSearchCall { execution, call_id, .. }
+                if search::of_client(*execution, *call_id).is_none() =>
+            {
                 Some("the model is not told of the search, only of the tools that were found")
             }
             Self::ImageGenerationCall {} => {
@@ -557,7 +567,8 @@ impl<'a> InputItem<'a> {
             Some(Value::Array(parts)) => PartParam::list(&item.at(name), parts).map(Some),
             Some(_) => Err(item.wrong(name, "must be a list of parts")),
         };
-        let namespace = || item.get("namespace").map(|_| item.text("namespace")).transpose();
+        let optional = |name: &'static str| item.get(name).map(|_| item.text(name)).transpose();
+        let namespace = || optional("namespace");
         let tools = || match item.value("tools") {
             Value::Array(tools) => Ok(&tools[..]),
             _ => Err(item.wrong("tools", "must be a list of tools")),
@@ -599,7 +610,11 @@ impl<'a> InputItem<'a> {
                 output: Output::read(item, unseen)?,
             },
             "additional_tools" => Self::AdditionalTools { tools: tools()? },
-            "tool_search_output" => Self::ToolSearchOutput { tools: tools()? },
+            "tool_search_output" => Self::ToolSearchOutput {
+                execution: optional("execution")?,
+                call_id: optional("call_id")?,
+                tools: tools()?,
+            },
             "local_shell_call" => match item.value("action") {
                 action @ Value::Object(_) => Self::LocalShellCall { call_id: item.text("call_id")?, action },
                 _ => return Err(item.wrong("action", "must be an object")),
@@ -614,7 +629,14 @@ impl<'a> InputItem<'a> {
                     _ => return Err(item.wrong("content", "must be a list of parts")),
                 },
             },
-            "tool_search_call" => Self::ToolSearchCall {},
+            "tool_search_call" => {
+                let (execution, call_id) = (optional("execution")?, optional("call_id")?);
+                let arguments = item.value("arguments");
+                if search::of_client(execution, call_id).is_some() && !arguments.is_object() {
+                    return Err(item.wrong("arguments", "must be an object"));
+                }
+                Self::ToolSearchCall { execution, call_id, arguments }
+            }
             "compaction" => Self::Compaction {},
             "compaction_summary" => Self::CompactionSummary {},
             "context_compaction" => Self::ContextCompaction {},
@@ -678,9 +700,18 @@ impl<'a> InputItem<'a> {
                     messages.push(json!({"role": "user", "content": content}));
                 }
             }
+            Self::ToolSearchCall { execution, call_id, arguments } => {
+                if let Some(id) = search::of_client(execution, call_id) {
+                    add_call(messages, id, None, TOOL_SEARCH, arguments.clone());
+                }
+            }
+            Self::ToolSearchOutput { execution, call_id, tools } => {
+                if let Some(id) = search::of_client(execution, call_id) {
+                    let content = search::result(tools);
+                    messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+                }
+            }
             Self::AdditionalTools { .. }
-            | Self::ToolSearchOutput { .. }
-            | Self::ToolSearchCall {}
             | Self::Compaction {}
             | Self::CompactionSummary {}
             | Self::ContextCompaction {}
@@ -757,8 +788,10 @@ fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>, Vec
             for item in objects(&INPUT.into(), &items) {
                 let item = item?;
                 let read = InputItem::read(&item, &mut unseen)?;
-                if let InputItem::AdditionalTools { tools } | InputItem::ToolSearchOutput { tools } = read {
-                    additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec() });
+                if let InputItem::AdditionalTools { tools } | InputItem::ToolSearchOutput { tools, .. } = read
+                {
+                    let are_found = matches!(read, InputItem::ToolSearchOutput { .. });
+                    additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec(), are_found });
                 }
                 if let Some(why) = read.left_out() {
                     left_out.add(why, &item.place);
@@ -1074,8 +1107,8 @@ mod tests {
             {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": [
                 {"type": "input_text", "text": "See "}, {"type": "input_text", "text": "to it."},
             ]},
-            {"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": {"query": "docs"}},
-            {"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client", "tools": found},
+            {"type": "tool_search_call", "call_id": null, "execution": "server", "arguments": {"paths": ["docs"]}},
+            {"type": "tool_search_output", "call_id": null, "status": "completed", "execution": "server", "tools": found},
             {"type": "local_shell_call", "call_id": "2", "status": "completed", "action": action},
             {"type": "function_call_output", "call_id": "2", "output": "a"},
         ]);
@@ -1096,26 +1129,124 @@ mod tests {
     }
 
     /// As Codex sends it where it keeps the tools of MCP servers back.
+    fn search() -> Value {
+        let query =
+            json!({"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]});
+        json!({"type": "tool_search", "execution": "client", "description": "Finds", "parameters": query})
+    }
+
     #[test]
-    fn a_search_for_tools_is_left_out_by_name() {
-        let search = json!({"type": "tool_search", "execution": "client", "description": "Finds", "parameters": {"type": "object"}});
+    fn a_search_for_tools_is_a_tool_where_the_client_makes_it() {
         let function = json!({"type": "function", "name": "f"});
+        let user = json!({"role": "user", "content": "Hi"});
+        for more in [
+            json!({"tools": [search(), function]}),
+            json!({"input": [additional(json!([search(), function])), user]}),
+            json!({"tools": [{"type": "tool_search", "execution": "client"}], "tool_choice": "required"}),
+        ] {
+            let asked = parsed(more.clone()).expect("valid").chat;
+            assert!(asked.params.warnings.is_empty(), "{more}");
+            let tools = format!("{:?}", asked.tools.expect("a tool"));
+            assert!(tools.contains("name: \"tool_search\"") && tools.contains("is_search: true"), "{tools}");
+        }
+        for (more, says) in [
+            (json!({"tools": [search(), search()]}), "`tools[1].type` is the same as another tool's"),
+            (
+                json!({"tools": [{"type": "tool_search", "execution": "client", "parameters": 5}]}),
+                "`tools[0].parameters` must be an object, a JSON schema",
+            ),
+            (
+                json!({"tools": [{"type": "tool_search", "execution": "client", "description": 5}]}),
+                "`tools[0].description` must be a string",
+            ),
+            (
+                json!({"tools": [{"type": "namespace", "name": "n", "tools": [search()]}]}),
+                "`tools[0].tools[0].type` must be \"function\"",
+            ),
+            (
+                json!({"input": [{"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": "{}"}]}),
+                "`input[0].arguments` must be an object",
+            ),
+        ] {
+            let refused = refusal(more);
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_search_for_tools_is_left_out_by_name_where_a_server_makes_it() {
+        let function = json!({"type": "function", "name": "f", "defer_loading": true});
         let line = |place: &str| {
             format!(
-                "`{place}` has no effect here: the model cannot search for tools, and knows those that are in the request"
+                "`{place}` has no effect here: this server searches for no tools, and the model knows those that are in the request"
             )
         };
         let user = json!({"role": "user", "content": "Hi"});
-        let asked =
-            parsed(json!({"input": [additional(json!([function, search])), user]})).expect("valid").chat;
-        assert_eq!(asked.params.warnings.lines(), [line("input[0].tools[1]")]);
-        let asked = parsed(json!({"tools": [search, function]})).expect("valid").chat;
-        assert_eq!(asked.params.warnings.lines(), [line("tools[0]")]);
-        let refused = refusal(json!({"tools": [search], "tool_choice": "required"}));
-        assert!(
-            refused.starts_with("`tools[0].type` must be ") && refused.contains("the client runs this one"),
-            "{refused}"
-        );
+        for search in [json!({"type": "tool_search"}), json!({"type": "tool_search", "execution": "server"})]
+        {
+            let input = json!([additional(json!([function, search])), user]);
+            let asked = parsed(json!({"input": input})).expect("valid").chat;
+            assert_eq!(asked.params.warnings.lines(), [line("input[0].tools[1]")]);
+            let asked = parsed(json!({"tools": [search, function]})).expect("valid").chat;
+            assert_eq!(asked.params.warnings.lines(), [line("tools[0]")]);
+            assert!(format!("{:?}", asked.tools.expect("a tool")).contains("name: \"f\""));
+            let refused = refusal(json!({"tools": [search], "tool_choice": "required"}));
+            assert!(
+                refused.starts_with("`tools[0].type` must be ")
+                    && refused.contains("runs no tools of its own"),
+                "{refused}"
+            );
+        }
+    }
+
+    /// A template refuses or garbles a call without its result, and a model that is told of none searches again.
+    #[test]
+    fn what_a_client_searched_for_is_a_call_and_its_result() {
+        let tools = json!([{"type": "namespace", "name": "mcp__docs", "tools": [{"type": "function", "name": "f", "defer_loading": true}]}]);
+        for (found, says) in [
+            (tools, "These tools were found, and can be called from now on:\nmcp__docs__f"),
+            (json!([]), "No tool was found."),
+        ] {
+            let arguments = json!({"query": "docs", "limit": 1});
+            let input = json!([
+                {"role": "user", "content": "Look."},
+                {"type": "tool_search_call", "call_id": "1", "execution": "client", "status": "completed", "arguments": arguments},
+                {"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client", "tools": found},
+            ]);
+            let asked = parsed(json!({"input": input, "tools": [search()]})).expect("valid").chat;
+            let function = json!({"name": "tool_search", "arguments": arguments});
+            let calls = json!([{"id": "1", "type": "function", "function": function}]);
+            assert_eq!(
+                asked.chat.messages[1..],
+                [
+                    json!({"role": "assistant", "content": null, "tool_calls": calls}),
+                    json!({"role": "tool", "tool_call_id": "1", "content": says}),
+                ]
+            );
+            assert!(asked.params.warnings.is_empty());
+            let tools = format!("{:?}", asked.tools.expect("tools"));
+            assert_eq!(tools.contains("name: \"mcp__docs__f\""), found != json!([]), "{tools}");
+        }
+    }
+
+    #[test]
+    fn tools_that_a_client_keeps_back_are_shown_once_they_are_found() {
+        let function =
+            |name: &str, deferred: bool| json!({"type": "function", "name": name, "defer_loading": deferred});
+        let kept = json!([{"type": "namespace", "name": "n", "tools": [function("a", true), function("b", false)]}, function("c", true)]);
+        let output = json!({"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": [function("c", true)]});
+        let user = json!({"role": "user", "content": "Hi"});
+        let names = |tools: Value, input: Value| {
+            let asked = parsed(json!({"tools": tools, "input": input})).expect("valid").chat;
+            let tools = format!("{:?}", asked.tools.expect("tools"));
+            ["n__a", "n__b", "c"].map(|name| tools.contains(&format!("name: \"{name}\"")))
+        };
+        let mut with_search = kept.as_array().expect("tools").clone();
+        with_search.push(search());
+        assert_eq!(names(json!(with_search), json!([user])), [false, true, false]);
+        assert_eq!(names(json!(with_search), json!([user, output])), [false, true, true]);
+        // Nobody could find them.
+        assert_eq!(names(kept, json!([user])), [true, true, true]);
     }
 
     /// What is said of a namespace is shown once.
