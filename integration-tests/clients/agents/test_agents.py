@@ -153,6 +153,20 @@ def test_thoughts_are_reasoning_items(thinking: str) -> None:
         assert items == ["reasoning", "message"]
     assert [item.type for item in final.output] == items and final.output_text == said
     assert final.output[0].content[0].text == thought
+    # As a summary, where one is asked for.
+    more = {
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "max_output_tokens": 2048,
+    }
+    whole = client.responses.create(**asked(conversation, **more))
+    summed = whole.output[0]
+    assert [(part.type, part.text) for part in summed.summary] == [("summary_text", thought)]
+    assert (summed.content, summed.encrypted_content) == (None, thought)
+    with client.responses.stream(**asked(conversation, **more)) as stream:
+        parts = [event.delta for event in stream if event.type == "response.reasoning_summary_text.delta"]
+        assert len(parts) > 1 and "".join(parts) == thought
+        assert stream.get_final_response().output[0].summary == summed.summary
     # The items go back as they came.
     conversation += whole.output
     conversation.append({"role": "user", "content": echoed(address_of(thinking), "Until the evening.")})

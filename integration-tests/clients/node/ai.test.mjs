@@ -7,7 +7,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from "ai";
 
-import { ADD, REPEAT, asText, busy, collect, golden, guarded, key, noticed, starting, url } from "./servers.mjs";
+import { ADD, REPEAT, asText, busy, collect, echoed, golden, guarded, key, noticed, starting, thinking, url } from "./servers.mjs";
 
 const compatible = (base, apiKey = "unused") =>
   createOpenAICompatible({ name: "penstock", baseURL: `${base}/v1`, apiKey, includeUsage: true, supportsStructuredOutputs: true });
@@ -91,6 +91,67 @@ test("ai: a second turn of openai responses needs `store: false`", async () => {
     APICallError.isInstance(error) && error.statusCode === 422 && error.message.includes("told `store: false`");
   await assert.rejects(ask(undefined), refused);
   assert.equal(typeof (await ask({ openai: { store: false } })).text, "string");
+});
+
+test("ai: openai responses show reasoning as a summary and send it back", async () => {
+  const [thought, said] = ["Is it raining there?", "It is sunny in Paris."];
+  const question = { role: "user", content: await echoed(`<think>\n${thought}\n</think>\n\n${said}`) };
+  const sent = [];
+  // The SDK leaves out the temperature of models that reason.
+  const recording = (to, init) => {
+    sent.push({ ...JSON.parse(init.body), temperature: 0 });
+    return fetch(to, { ...init, body: JSON.stringify(sent.at(-1)) });
+  };
+  const model = createOpenAI({ baseURL: `${thinking}/v1`, apiKey: "unused", fetch: recording })("tgi");
+  const providerOptions = { openai: { store: false, forceReasoning: true, reasoningSummary: "auto" } };
+  const options = { model, maxRetries: 0, maxOutputTokens: 2048, providerOptions };
+  const whole = await generateText({ ...options, messages: [question] });
+  assert.deepEqual([whole.reasoningText, whole.text], [thought, said]);
+  const streamed = streamText({ ...options, messages: [question] });
+  const parts = (await collect(streamed.fullStream)).filter((part) => part.type === "reasoning-delta");
+  assert(parts.length > 1);
+  assert.equal(parts.map((part) => part.text).join(""), thought);
+  for (const { messages } of [whole.response, await streamed.response]) {
+    const next = { role: "user", content: await echoed("Until the evening.") };
+    const answer = await generateText({ ...options, messages: [question, ...messages, next] });
+    assert.equal(answer.text, "Until the evening.");
+    const items = sent.at(-1).input.filter((item) => item.type === "reasoning");
+    assert.deepEqual(items.map((item) => item.summary), [[{ type: "summary_text", text: thought }]]);
+  }
+});
+
+test("ai: openai responses search for tools on the client", async () => {
+  const schema = (name) => ({ type: "object", properties: { [name]: { type: "string" } }, required: [name] });
+  const calling = (name, input) => echoed(`<tool_call>\n{"name": "${name}", "arguments": ${input}}\n</tool_call>`);
+  const search = openai(thinking).tools.toolSearch({ execution: "client", description: "Finds tools", parameters: schema("goal") });
+  const weather = tool({
+    description: "Get the weather in a city",
+    inputSchema: jsonSchema(schema("city")),
+    providerOptions: { openai: { deferLoading: true } },
+  });
+  const options = {
+    model: openai(thinking)("tgi"),
+    tools: { search, get_weather: weather },
+    temperature: 0,
+    maxRetries: 0,
+    maxOutputTokens: 2048,
+    providerOptions: { openai: { store: false } },
+  };
+  const question = { role: "user", content: await calling("tool_search", '{"goal": "weather"}') };
+  const streamed = streamText({ ...options, messages: [question] });
+  const parts = (await collect(streamed.fullStream)).filter((part) => part.type === "tool-call");
+  const whole = await generateText({ ...options, messages: [question] });
+  for (const [call] of [parts, whole.toolCalls]) {
+    assert.equal(call.toolName, "search");
+    assert.deepEqual(call.input, { arguments: { goal: "weather" }, call_id: call.toolCallId });
+  }
+  const [{ toolCallId }] = whole.toolCalls;
+  const found = { type: "function", name: "get_weather", description: "Weather", defer_loading: true, parameters: schema("city") };
+  const output = { type: "json", value: { tools: [found] } };
+  const result = { role: "tool", content: [{ type: "tool-result", toolCallId, toolName: "search", output }] };
+  const next = { role: "user", content: await calling("get_weather", '{"city": "Oslo"}') };
+  const answer = await generateText({ ...options, messages: [question, ...whole.response.messages, result, next] });
+  assert.deepEqual(answer.toolCalls.map((call) => [call.toolName, call.input]), [["get_weather", { city: "Oslo" }]]);
 });
 
 golden("ai: an object of a schema", async (at) => {

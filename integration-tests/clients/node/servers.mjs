@@ -9,6 +9,7 @@ export const url = process.env.PENSTOCK_URL;
 export const guarded = process.env.PENSTOCK_GUARDED_URL;
 export const key = process.env.PENSTOCK_KEY;
 export const starting = process.env.PENSTOCK_STARTING_URL;
+export const thinking = process.env.PENSTOCK_THINKING_URL;
 const recorder = process.env.PENSTOCK_RECORDER;
 
 export const ADD = "What is 2 + 3?";
@@ -20,6 +21,13 @@ export const asText = (question) => `<|im_start|>user\n${question}<|im_end|>\n<|
 // For clients that know TGI's sampling and nothing more: at this temperature the end of the text is as unlikely as
 // any other token, and this seed's random numbers do not fall on it (see conftest.py).
 export const ENDLESS = { do_sample: true, seed: 500, temperature: 100, max_new_tokens: 1900 };
+
+/** What makes the model of `thinking` give this answer: `prompts.echoed`. */
+export async function echoed(answer) {
+  const headers = { "content-type": "application/json" };
+  const asked = await fetch(`${thinking}/tokenize`, { method: "POST", headers, body: JSON.stringify({ inputs: answer }) });
+  return answer + "~".repeat(96 - (await asked.json()).length);
+}
 
 /** A test whose requests are recorded, and compared with `golden/node.json`. */
 export function golden(name, body) {

@@ -552,13 +552,17 @@ pub const INSTRUCTIONS: Field =
 pub const MAX_OUTPUT_TOKENS: Field = Field { name: "max_output_tokens", ..MAX_COMPLETION_TOKENS };
 pub const TEXT: Field =
     field("text", Kind::Object, "text", "`format`: `text`, `json_object` or `json_schema`");
-pub const REASONING: Field =
-    field("reasoning", Kind::Object, "none", "`effort`: as `reasoning_effort` of chats");
+pub const REASONING: Field = field(
+    "reasoning",
+    Kind::Object,
+    "none",
+    "`effort`: as `reasoning_effort` of chats; `summary`: reasoning is told as one",
+);
 pub const INCLUDE: Field = field(
     "include",
     Kind::List { most: Most::Is(16) },
     "[]",
-    "`message.output_text.logprobs`, with `top_logprobs`; what else OpenAI has has no effect",
+    "`message.output_text.logprobs`, with `top_logprobs`; `reasoning.encrypted_content`; what else OpenAI has has no effect",
 );
 pub const STORE: Field = field("store", Kind::Boolean, "false", "Named in `warnings`: no answer is kept");
 pub const RESPONSE_METADATA: Field = field("metadata", Kind::Object, "{}", "Told back");

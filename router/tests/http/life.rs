@@ -445,7 +445,18 @@ async fn what_fails_in_a_stream_that_has_only_its_head_is_its_last_event() {
         let events = within(answer.into_body().collect()).await.expect("a whole body").to_bytes();
         let events = String::from_utf8(events.to_vec()).expect("UTF-8");
         let (_, data) = events.trim_end().rsplit_once("data: ").expect("an event");
-        assert!(events.matches("data: ").count() == 1 && data.contains("not a number"), "{path}: {events}");
+        let kinds: Vec<_> = events.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+        let expected: &[&str] = match path {
+            "/v1/responses" => &["response.created", "response.in_progress", "error", "response.failed"],
+            "/v1/messages" => &["error"],
+            _ => &[],
+        };
+        assert_eq!(kinds, expected, "{path}: {events}");
+        let count = expected.len().max(1);
+        assert!(
+            events.matches("data: ").count() == count && data.contains("not a number"),
+            "{path}: {events}"
+        );
         served.until_info(|info| info["kv_blocks_used"] == 0 && info["requests_running"] == 0).await;
     }
 }

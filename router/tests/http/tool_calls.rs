@@ -544,6 +544,88 @@ async fn tools_among_the_items_are_called_as_others_are() {
     assert_eq!(warnings.len(), 2);
 }
 
+/// As Haystack sends an answer back, and as ours come that have words behind a call.
+#[tokio::test]
+async fn a_text_behind_a_call_does_not_part_the_call_from_its_result() {
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let input = json!([
+        said("user", "Paris?"),
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "1", "name": "get_forecast", "arguments": "{\"city\": \"Paris\"}"},
+        said("assistant", "I look."),
+        {"type": "function_call_output", "call_id": "1", "output": "21"},
+        said("assistant", "It is 21."),
+        said("user", "Oslo?"),
+    ]);
+    // They refuse a result without a call before it, or roles that take no turns.
+    for template in [
+        include_str!("../../../integration-tests/chat_templates/gpt_oss.jinja"),
+        include_str!("../../../integration-tests/chat_templates/gemma3.jinja"),
+        include_str!("../../../integration-tests/chat_templates/mistral_v3.jinja"),
+    ] {
+        let served = Served::ready(Setup { chat_template: template, ..Setup::default() }).await;
+        for until in [5, 7] {
+            let input = &input.as_array().expect("items")[..until];
+            let body = json!({"input": input, "max_output_tokens": 2});
+            served.post("/v1/responses", body).await.good();
+        }
+    }
+}
+
+/// As Codex searches for the tools of MCP servers, which are in no request until they are found.
+#[tokio::test]
+async fn tools_that_a_client_has_searched_for_are_called() {
+    const PATH: &str = "/v1/responses";
+    let family = Family::of("hermes", false, &[]).await;
+    let query = json!({"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "number"}},
+        "required": ["query"], "additionalProperties": false});
+    let search = json!({"type": "tool_search", "execution": "client", "description": "Finds tools", "parameters": query});
+    let user = json!({"role": "user", "content": "Find the sea."});
+    let body = |input: Value, more: Value| {
+        let mut body =
+            json!({"input": input, "tools": [search], "max_output_tokens": 400, "frequency_penalty": 0.1});
+        for (key, value) in more.as_object().expect("an object") {
+            body[key] = value.clone();
+        }
+        body
+    };
+    family.says(
+        "<tool_call>\n{\"name\": \"tool_search\", \"arguments\": {\"query\": \"sea\", \"limit\": 8.0}}\n</tool_call>",
+    );
+    let whole = family.served.post(PATH, body(json!([user]), json!({}))).await.good();
+    assert!(whole.get("warnings").is_none(), "{whole}");
+    let call = &whole["output"][0];
+    let of = |call: &Value| json!([call["type"], call["execution"], call["status"], call["arguments"]]);
+    let expected = json!(["tool_search_call", "client", "completed", {"query": "sea", "limit": 8}]);
+    assert_eq!(of(call), expected, "{whole}");
+    let stream = family.served.post(PATH, body(json!([user]), json!({"stream": true}))).await;
+    let lines = std::str::from_utf8(&stream.body).expect("UTF-8").lines();
+    let data = lines.filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = data.map(|data| serde_json::from_str(data).expect("JSON")).collect();
+    let kinds: Vec<_> = events.iter().filter_map(|event| event["type"].as_str()).collect();
+    assert_eq!(kinds[2..4], ["response.output_item.added", "response.output_item.done"]);
+    assert_eq!((kinds.len(), of(&events[3]["item"])), (5, expected));
+    let cut = family.served.post(PATH, body(json!([user]), json!({"max_output_tokens": 60}))).await.good();
+    assert_eq!(of(&cut["output"][0]), json!(["tool_search_call", "client", "incomplete", {}]), "{cut}");
+
+    let function = json!({"type": "function", "name": "search", "defer_loading": true, "strict": false,
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}});
+    let found = json!([{"type": "namespace", "name": "mcp__docs", "description": "The library", "tools": [function]}]);
+    let output = json!({"type": "tool_search_output", "call_id": call["call_id"], "status": "completed", "execution": "client",
+        "tools": found});
+    family.says(
+        "<tool_call>\n{\"name\": \"mcp__docs__search\", \"arguments\": {\"q\": \"sea\"}}\n</tool_call>",
+    );
+    let next = family.served.post(PATH, body(json!([user, call, output]), json!({}))).await.good();
+    let item = &next["output"][0];
+    assert_eq!(
+        json!([item["type"], item["namespace"], item["name"], item["arguments"]]),
+        json!(["function_call", "mcp__docs", "search", "{\"q\": \"sea\"}"]),
+        "{next}"
+    );
+    assert!(next.get("warnings").is_none(), "{next}");
+}
+
 /// Which a request names by type alone.
 #[tokio::test]
 async fn tools_that_anthropic_defines_are_called_with_their_own_input() {

@@ -21,6 +21,10 @@ pub struct Function {
     pub callable: Callable,
     /// Its argument is a text, not JSON.
     pub is_custom: bool,
+    /// By it the client searches for more tools.
+    pub is_search: bool,
+    /// Not to be shown until a search has found it.
+    is_deferred: bool,
     /// As templates show it.
     pub shown: Value,
     /// What the client calls it, of one that stands in a namespace.
@@ -77,10 +81,10 @@ impl Shape {
         if self.hosted.iter().any(is) {
             return Some(format!("this server runs no {}", shortened(kind)));
         }
-        // Codex has it beside other tools, which do without it.
-        let is_search = self.has_namespaces && kind == TOOL_SEARCH;
-        is_search
-            .then(|| "the model cannot search for tools, and knows those that are in the request".to_owned())
+        let is_search = self.has_namespaces && kind == TOOL_SEARCH && !is_clients_search(tool);
+        is_search.then(|| {
+            "this server searches for no tools, and the model knows those that are in the request".to_owned()
+        })
     }
 }
 
@@ -126,10 +130,13 @@ fn is_part_of_a_name(character: char) -> bool {
 pub struct ToolList {
     pub place: Place,
     pub tools: Vec<Value>,
+    /// A search has found them.
+    pub are_found: bool,
 }
 
 /// The tools of a request, those of `tools` and then those of `additional` lists, each read by its dialect as any number of
-/// functions. No two of a list have one name; of two lists the later one has the say.
+/// functions. No two of a list have one name; of two lists the later one has the say. Where the client searches for tools, those
+/// that it has marked so are left out until they are found.
 pub fn functions(
     fields: &Fields,
     additional: &[ToolList],
@@ -139,13 +146,14 @@ pub fn functions(
         Some(Value::Array(tools)) => tools,
         _ => Vec::new(),
     };
-    let own = ToolList { place: TOOLS.into(), tools: given };
+    let own = ToolList { place: TOOLS.into(), tools: given, are_found: false };
     let mut functions: Vec<Function> = Vec::with_capacity(own.tools.len());
     // The list that a name is of, and where its function is.
     let mut names = HashMap::with_capacity(own.tools.len());
     for (nth, list) in std::iter::once(&own).chain(additional).enumerate() {
         for tool in objects(&list.place, &list.tools) {
-            for function in read(&tool?)? {
+            for mut function in read(&tool?)? {
+                function.is_deferred &= !list.are_found;
                 match names.entry(function.callable.name.clone()) {
                     Entry::Vacant(name) => {
                         name.insert((nth, functions.len()));
@@ -169,6 +177,9 @@ pub fn functions(
     if functions.len() as u64 > request_fields::TOOLS_MOST {
         return Err(fields.too_many(TOOLS, Most::Is(request_fields::TOOLS_MOST), functions.len()));
     }
+    if functions.iter().any(|function| function.is_search) {
+        functions.retain(|function| !function.is_deferred);
+    }
     Ok(functions)
 }
 
@@ -190,6 +201,9 @@ impl Function {
     pub fn read(tool: &Object, shape: &Shape) -> Result<Vec<Self>, ApiError> {
         match tool.value("type").as_str() {
             Some("namespace") if shape.has_namespaces => Self::of_namespace(tool, shape),
+            Some(TOOL_SEARCH) if shape.has_namespaces && is_clients_search(tool) => {
+                Self::search(tool).map(|function| vec![function])
+            }
             _ => Self::single(tool, shape).map(|function| vec![function]),
         }
     }
@@ -276,6 +290,8 @@ impl Function {
                 is_strict: strict == &Value::Bool(true),
             },
             is_custom: false,
+            is_search: false,
+            is_deferred: is_deferred(tool),
             namespaced: None,
             shown: as_shown(shown),
             name_at: function.at("name"),
@@ -337,9 +353,38 @@ impl Function {
                 is_strict: custom.get("format").is_some(),
             },
             is_custom: true,
+            is_search: false,
+            is_deferred: is_deferred(tool),
             namespaced: None,
             shown: as_shown(json!({"type": "function", "function": shown})),
             name_at: custom.at("name"),
+        })
+    }
+
+    /// A search for tools that the client makes: it has no name but its type, and the client says what it takes.
+    fn search(tool: &Object) -> Result<Self, ApiError> {
+        const SCHEMA: &str = "parameters";
+        check_description(tool)?;
+        if tool.get(SCHEMA).is_some_and(|schema| !schema.is_object()) {
+            return Err(tool.wrong(SCHEMA, "must be an object, a JSON schema"));
+        }
+        let schema = tool.get(SCHEMA).cloned().unwrap_or_else(|| json!({"type": "object"}));
+        let shown =
+            json!({"name": TOOL_SEARCH, "description": tool.value("description"), "parameters": schema});
+        Ok(Self {
+            callable: Callable {
+                name: TOOL_SEARCH.to_owned(),
+                schema,
+                at: tool.at(SCHEMA).to_pointer(),
+                lark: None,
+                is_strict: false,
+            },
+            is_custom: false,
+            is_search: true,
+            is_deferred: false,
+            namespaced: None,
+            shown: as_shown(json!({"type": "function", "function": shown})),
+            name_at: tool.at("type"),
         })
     }
 }
@@ -356,9 +401,19 @@ impl Shape {
 }
 
 /// Tools of OpenAI's responses that the client runs, and that are called by items of their own.
-const OWN_FORMS: [&str; 6] =
-    ["local_shell", "shell", "apply_patch", TOOL_SEARCH, "computer", "computer_use_preview"];
-const TOOL_SEARCH: &str = "tool_search";
+const OWN_FORMS: [&str; 5] = ["local_shell", "shell", "apply_patch", "computer", "computer_use_preview"];
+
+/// A search for tools: the type of the tool, and to the model its name.
+pub const TOOL_SEARCH: &str = "tool_search";
+
+/// Others a server makes.
+fn is_clients_search(tool: &Object) -> bool {
+    tool.value("execution") == "client"
+}
+
+fn is_deferred(tool: &Object) -> bool {
+    tool.value("defer_loading") == &Value::Bool(true)
+}
 
 const NAMELESS: &str = "must be a string that is not empty";
 
@@ -371,11 +426,15 @@ fn checked<'a>(tool: &Object<'a>) -> Result<&'a str, ApiError> {
         let error = tool.wrong("name", "must be of letters, digits and `_`, `-`, `.`, `/`, `:`");
         return Err(error.given(shortened(&character.to_string())));
     }
-    let description = tool.value("description");
-    if !(description.is_null() || description.is_string()) {
-        return Err(tool.wrong("description", "must be a string"));
-    }
+    check_description(tool)?;
     Ok(name)
+}
+
+fn check_description(tool: &Object) -> Result<(), ApiError> {
+    match tool.value("description") {
+        Value::Null | Value::String(_) => Ok(()),
+        _ => Err(tool.wrong("description", "must be a string")),
+    }
 }
 
 /// A name that `tool_choice` has.

@@ -6,7 +6,7 @@ use penstock_core::generation::{FinishReason, TokenEvent};
 use penstock_output::{Delta, Parser, ReasoningFormat, Start, Tool, ToolFormat};
 use serde_json::Value;
 
-use crate::http::chats::functions::Namespaced;
+use crate::http::chats::functions::{Namespaced, TOOL_SEARCH};
 use crate::telemetry::metrics;
 
 /// How the answers to a request are read.
@@ -19,6 +19,8 @@ pub struct Reading {
     pub tools: Arc<[Tool]>,
     /// Names of those whose argument is a text.
     pub custom: Arc<[String]>,
+    /// One is the client's search for tools.
+    pub has_search: bool,
     /// Those that the client calls otherwise.
     pub namespaced: Arc<[Namespaced]>,
     pub start: Start,
@@ -70,8 +72,8 @@ impl Reading {
     pub fn plain() -> Self {
         let (calls, reasoning) = (None, None);
         let (tools, custom, namespaced) = (Arc::new([]), Arc::new([]), Arc::new([]));
-        let start = Start::Content;
-        Self { calls, reasoning, tools, custom, namespaced, start, is_single: false, ids: Ids::Random }
+        let (has_search, start, is_single, ids) = (false, Start::Content, false, Ids::Random);
+        Self { calls, reasoning, tools, custom, has_search, namespaced, start, is_single, ids }
     }
 
     pub fn is_plain(&self) -> bool {
@@ -81,6 +83,11 @@ impl Reading {
     /// Calls of this tool have a text for an argument.
     pub fn is_custom(&self, name: &str) -> bool {
         self.custom.iter().any(|custom| custom == name)
+    }
+
+    /// Calls of this tool are the client's searches for tools.
+    pub fn is_search(&self, name: &str) -> bool {
+        self.has_search && name == TOOL_SEARCH
     }
 
     /// The namespace and the name that the client gave a function.

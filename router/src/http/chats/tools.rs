@@ -239,6 +239,7 @@ impl Tools {
             tools: self.functions.iter().map(tool).collect(),
             start,
             custom: self.custom(),
+            has_search: self.functions.iter().any(|function| function.is_search),
             namespaced: self.functions.iter().filter_map(|function| function.namespaced.clone()).collect(),
             is_single: self.is_single,
             ids: Ids::of(calls, calls_before),

@@ -257,7 +257,7 @@ impl ApiError {
     }
 
     /// What the family's clients are told.
-    fn message(&self, family: Family) -> String {
+    pub fn message(&self, family: Family) -> String {
         let overflow = self.overflow.as_ref().and_then(|overflow| overflow.sentence(family));
         overflow.map_or_else(|| self.to_string(), |sentence| format!("{sentence}. {self}"))
     }

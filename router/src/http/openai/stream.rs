@@ -32,7 +32,7 @@ pub trait ChunkWriter: Send + Unpin + 'static {
     /// All have.
     fn end(&mut self, encoder: &mut Encoder);
 
-    /// One has failed: the last event.
+    /// One has failed: nothing follows what this writes.
     fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
         encoder.raw(&error.body(Family::OpenAi));
     }
@@ -106,7 +106,7 @@ impl<W: ChunkWriter> EventSource for ChunkStream<W> {
 }
 
 impl<W: ChunkWriter> ChunkStream<W> {
-    /// The one error event; nothing follows it.
+    /// Says so once; nothing follows it.
     fn fail(&mut self, error: ApiError, encoder: &mut Encoder) -> bool {
         self.context.failed(&error);
         self.writer.failed(&error, encoder);

@@ -19,8 +19,8 @@ pub struct Response<'a> {
     pub completed_at: Option<u64>,
     pub status: Status,
     pub background: bool,
-    /// Nothing: what fails has an error's status, or an event.
-    pub error: Option<&'static str>,
+    /// Why a stream ends before the answer does; what fails earlier has an error's status.
+    pub error: Option<Failure<'a>>,
     pub incomplete_details: Option<IncompleteDetails>,
     pub model: &'a str,
     pub output: &'a [Item],
@@ -43,6 +43,14 @@ pub enum Status {
     InProgress,
     Incomplete,
     Completed,
+    Failed,
+}
+
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ResponseFailure")]
+pub struct Failure<'a> {
+    pub code: &'static str,
+    pub message: &'a str,
 }
 
 #[derive(JsonSchema, Serialize)]
@@ -108,9 +116,14 @@ pub enum Item {
     Reasoning {
         id: String,
         status: Status,
-        /// Always empty: the content is all of it.
+        /// All of it, where `reasoning.summary` asks for one.
         summary: Vec<Part>,
-        content: Vec<Part>,
+        /// All of it elsewhere.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content: Option<Vec<Part>>,
+        /// The text once more, as it is, where `include` asks for it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        encrypted_content: Option<String>,
     },
     FunctionCall {
         id: String,
@@ -133,6 +146,16 @@ pub enum Item {
         name: String,
         input: String,
     },
+    /// A search for tools, which the client makes.
+    ToolSearchCall {
+        id: String,
+        status: Status,
+        call_id: String,
+        execution: &'static str,
+        /// Once it has ended.
+        #[schemars(with = "serde_json::Map<String, Value>")]
+        arguments: Value,
+    },
 }
 
 #[derive(Clone, Copy, JsonSchema, Serialize)]
@@ -144,18 +167,20 @@ pub enum Role {
 
 /// A text of an item.
 #[derive(Clone, JsonSchema, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 #[schemars(rename = "ResponsePart")]
 pub enum Part {
-    OutputText {
+    #[serde(rename = "output_text")]
+    Output {
         text: String,
         /// Always empty.
         annotations: Vec<String>,
         logprobs: Vec<LogprobEntry>,
     },
-    ReasoningText {
-        text: String,
-    },
+    #[serde(rename = "reasoning_text")]
+    Reasoning { text: String },
+    #[serde(rename = "summary_text")]
+    Summary { text: String },
 }
 
 /// One event of a stream, in OpenAI's order.
@@ -210,6 +235,38 @@ pub enum Event<'a> {
         content_index: usize,
         text: &'a str,
     },
+    #[serde(rename = "response.reasoning_summary_part.added")]
+    SummaryAdded {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        part: Part,
+    },
+    #[serde(rename = "response.reasoning_summary_text.delta")]
+    SummaryDelta {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        delta: &'a str,
+    },
+    #[serde(rename = "response.reasoning_summary_text.done")]
+    SummaryDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        text: &'a str,
+    },
+    #[serde(rename = "response.reasoning_summary_part.done")]
+    SummaryPartDone {
+        sequence_number: u64,
+        item_id: &'a str,
+        output_index: usize,
+        summary_index: usize,
+        part: Part,
+    },
     #[serde(rename = "response.content_part.done")]
     PartDone { sequence_number: u64, item_id: &'a str, output_index: usize, content_index: usize, part: Part },
     #[serde(rename = "response.function_call_arguments.delta")]
@@ -232,9 +289,29 @@ pub enum Event<'a> {
     Completed { sequence_number: u64, response: Response<'a> },
     #[serde(rename = "response.incomplete")]
     Incomplete { sequence_number: u64, response: Response<'a> },
-    /// The stream ends before the answer does.
+    /// The stream ends before the answer does, and `response.failed` follows.
     #[serde(rename = "error")]
-    Error { sequence_number: u64, code: &'static str, message: &'a str, param: Option<&'a str> },
+    Error {
+        sequence_number: u64,
+        code: &'static str,
+        message: &'a str,
+        param: Option<&'a str>,
+        error: ErrorDetail<'a>,
+    },
+    #[serde(rename = "response.failed")]
+    Failed { sequence_number: u64, response: Response<'a> },
+}
+
+/// OpenAI's documentation has an error's members in the event, and its servers send them within `error`: some clients read these
+/// there, some those.
+#[derive(JsonSchema, Serialize)]
+#[schemars(rename = "ResponseErrorDetail")]
+pub struct ErrorDetail<'a> {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub code: &'static str,
+    pub message: &'a str,
+    pub param: Option<&'a str>,
 }
 
 impl Event<'_> {
@@ -249,6 +326,10 @@ impl Event<'_> {
             Self::TextDone { .. } => "response.output_text.done",
             Self::ReasoningDelta { .. } => "response.reasoning_text.delta",
             Self::ReasoningDone { .. } => "response.reasoning_text.done",
+            Self::SummaryAdded { .. } => "response.reasoning_summary_part.added",
+            Self::SummaryDelta { .. } => "response.reasoning_summary_text.delta",
+            Self::SummaryDone { .. } => "response.reasoning_summary_text.done",
+            Self::SummaryPartDone { .. } => "response.reasoning_summary_part.done",
             Self::PartDone { .. } => "response.content_part.done",
             Self::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
             Self::ArgumentsDone { .. } => "response.function_call_arguments.done",
@@ -258,6 +339,7 @@ impl Event<'_> {
             Self::Completed { .. } => "response.completed",
             Self::Incomplete { .. } => "response.incomplete",
             Self::Error { .. } => "error",
+            Self::Failed { .. } => "response.failed",
         }
     }
 }

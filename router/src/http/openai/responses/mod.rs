@@ -3,6 +3,7 @@
 
 pub mod answer;
 pub mod request;
+mod search;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -29,10 +30,10 @@ use crate::http::sse::Encoder;
 use crate::http::state::Server;
 use crate::http::warnings::Warnings;
 use answer::{
-    Echo, Event, IncompleteDetails, InputTokensDetails, Item, OutputTokensDetails, Part, ResponseUsage, Role,
-    Status,
+    Echo, ErrorDetail, Event, Failure, IncompleteDetails, InputTokensDetails, Item, OutputTokensDetails,
+    Part, ResponseUsage, Role, Status,
 };
-use request::ResponseRequest;
+use request::{ResponseRequest, Thoughts};
 
 pub async fn responses(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::OpenAi, answered).await
@@ -42,12 +43,13 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     let prompt = context.loaded()?.serving.prompt.clone();
     let read = body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
         let limits = fields.limits();
-        let ResponseRequest { chat, echo, service_tier } = request::parse(fields, &server.config.model_id)?;
+        let ResponseRequest { chat, echo, service_tier, thoughts } =
+            request::parse(fields, &server.config.model_id)?;
         let mut prepared = chat.prepare(server.loaded()?, client)?;
         prepared.params.warnings = prepared.params.warnings.settle(limits)?;
-        Ok((prepared, echo, service_tier))
+        Ok((prepared, echo, service_tier, thoughts))
     });
-    let (prepared, echo, service_tier) = read.await?;
+    let (prepared, echo, service_tier, thoughts) = read.await?;
     let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared;
     let mut choices = Choices::start(&context, vec![request], &params, 1, names).await?;
     choices.tell_unbound(&mut params.warnings);
@@ -57,6 +59,7 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
         model: params.model,
         echo,
         service_tier,
+        thoughts,
         warnings: params.warnings,
     };
     let writer = Events::new(head, logprobs.then_some(prompt), reading);
@@ -102,6 +105,7 @@ struct Head {
     model: String,
     echo: Echo,
     service_tier: &'static str,
+    thoughts: Thoughts,
     warnings: Warnings,
 }
 
@@ -229,7 +233,19 @@ impl Events {
         let content = || if is_whole { vec![self.part(open, text)] } else { Vec::new() };
         match &open.block {
             Block::Text => Item::Message { id, status, role: Role::Assistant, content: content() },
-            Block::Reasoning => Item::Reasoning { id, status, summary: Vec::new(), content: content() },
+            Block::Reasoning => {
+                let (summary, content) = match self.head.thoughts.are_summary {
+                    true => (content(), None),
+                    false => (Vec::new(), Some(content())),
+                };
+                let is_copied = is_whole && self.head.thoughts.are_copied;
+                let encrypted_content = is_copied.then(|| text.to_owned());
+                Item::Reasoning { id, status, summary, content, encrypted_content }
+            }
+            Block::Call { id: call_id, name } if self.reading.is_search(name) => {
+                let arguments = search::arguments(text);
+                Item::ToolSearchCall { id, status, call_id: call_id.clone(), execution: "client", arguments }
+            }
             Block::Call { id: call_id, name } => {
                 let (namespace, told) = self.reading.told(name);
                 let (namespace, told) = (namespace.map(str::to_owned), told.to_owned());
@@ -248,10 +264,11 @@ impl Events {
     fn part(&self, open: &Open, text: &str) -> Part {
         let text = text.to_owned();
         match open.block {
-            Block::Reasoning => Part::ReasoningText { text },
+            Block::Reasoning if self.head.thoughts.are_summary => Part::Summary { text },
+            Block::Reasoning => Part::Reasoning { text },
             _ => {
                 let logprobs = if text.is_empty() { Vec::new() } else { open.logprobs.clone() };
-                Part::OutputText { text, annotations: Vec::new(), logprobs }
+                Part::Output { text, annotations: Vec::new(), logprobs }
             }
         }
     }
@@ -272,6 +289,7 @@ impl Events {
             Block::Text => "msg",
             Block::Reasoning => "rs",
             Block::Call { name, .. } if self.reading.is_custom(name) => "ctc",
+            Block::Call { name, .. } if self.reading.is_search(name) => "tsc",
             Block::Call { .. } => "fc",
         };
         let id = format!("{kind}_{:032x}", rand::random::<u128>());
@@ -280,9 +298,15 @@ impl Events {
         let sequence_number = self.next();
         say(encoder, &Event::ItemAdded { sequence_number, output_index, item: &item });
         if !matches!(open.block, Block::Call { .. }) {
-            let (item_id, content_index, part) = (&open.id, 0, self.part(&open, ""));
+            let (item_id, part) = (&open.id, self.part(&open, ""));
             let sequence_number = self.next();
-            say(encoder, &Event::PartAdded { sequence_number, item_id, output_index, content_index, part });
+            let event = match part {
+                Part::Summary { .. } => {
+                    Event::SummaryAdded { sequence_number, item_id, output_index, summary_index: 0, part }
+                }
+                part => Event::PartAdded { sequence_number, item_id, output_index, content_index: 0, part },
+            };
+            say(encoder, &event);
         }
         self.open = Some(open);
     }
@@ -315,13 +339,24 @@ impl Events {
             Block::Reasoning => {
                 self.forget_all_but_the_last();
                 let sequence_number = self.next();
-                say(
-                    encoder,
-                    &Event::ReasoningDelta { sequence_number, item_id, output_index, content_index, delta },
-                );
+                let event = match self.head.thoughts.are_summary {
+                    true => Event::SummaryDelta {
+                        sequence_number,
+                        item_id,
+                        output_index,
+                        summary_index: 0,
+                        delta,
+                    },
+                    false => {
+                        Event::ReasoningDelta { sequence_number, item_id, output_index, content_index, delta }
+                    }
+                };
+                say(encoder, &event);
             }
-            // Its text is inside of JSON: told when it has ended.
-            Block::Call { name, .. } if self.reading.is_custom(name) => self.forget_all_but_the_last(),
+            // Told when it has ended: a custom tool's text is inside of JSON, and a search has no event for its arguments.
+            Block::Call { name, .. } if self.reading.is_custom(name) || self.reading.is_search(name) => {
+                self.forget_all_but_the_last();
+            }
             Block::Call { .. } => {
                 self.forget_all_but_the_last();
                 let sequence_number = self.next();
@@ -340,23 +375,39 @@ impl Events {
         let Some(open) = self.open.take() else { return };
         let (item_id, output_index, content_index) = (&*open.id, self.output.len(), 0);
         let text = open.text.as_str();
-        let sequence_number = self.next();
         match &open.block {
+            // The item has it all.
+            Block::Call { name, .. } if self.reading.is_search(name) => {}
             Block::Call { name, .. } if self.reading.is_custom(name) => {
+                let sequence_number = self.next();
                 let input = &custom_input(text);
                 say(encoder, &Event::InputDelta { sequence_number, item_id, output_index, delta: input });
                 let sequence_number = self.next();
                 say(encoder, &Event::InputDone { sequence_number, item_id, output_index, input });
             }
             Block::Call { name, .. } => {
+                let sequence_number = self.next();
                 let (arguments, (_, name)) = (text, self.reading.told(name));
                 say(
                     encoder,
                     &Event::ArgumentsDone { sequence_number, item_id, output_index, name, arguments },
                 );
             }
+            Block::Reasoning if self.head.thoughts.are_summary => {
+                let (summary_index, sequence_number) = (0, self.next());
+                say(
+                    encoder,
+                    &Event::SummaryDone { sequence_number, item_id, output_index, summary_index, text },
+                );
+                let part = self.part(&open, text);
+                let sequence_number = self.next();
+                say(
+                    encoder,
+                    &Event::SummaryPartDone { sequence_number, item_id, output_index, summary_index, part },
+                );
+            }
             block => {
-                let logprobs = &open.logprobs;
+                let (logprobs, sequence_number) = (&open.logprobs, self.next());
                 say(
                     encoder,
                     &match block {
@@ -467,17 +518,25 @@ impl ChunkWriter for Events {
         }
     }
 
+    /// Codex reads only `response.failed`, others only the event before it.
     fn failed(&mut self, error: &ApiError, encoder: &mut Encoder) {
-        let (sequence_number, code) = (self.next(), error.cause.code());
-        let message = &error.to_string();
-        say(encoder, &Event::Error { sequence_number, code, message, param: error.param() });
+        self.begin(encoder);
+        let (code, param, kind) = (error.cause.code(), error.param(), error.cause.entry().openai_type);
+        let message = &*error.message(Family::OpenAi);
+        let detail = ErrorDetail { kind, code, message, param };
+        let sequence_number = self.next();
+        say(encoder, &Event::Error { sequence_number, code, message, param, error: detail });
+        let failure = Some(Failure { code, message });
+        let sequence_number = self.next();
+        let response = answer::Response { status: Status::Failed, error: failure, ..self.response() };
+        say(encoder, &Event::Failed { sequence_number, response });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use penstock_output::{Tool, tool_format};
-    use serde_json::Value;
+    use penstock_output::{Tool, reasoning_format, tool_format};
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::http::chats::blocks::tests::token;
@@ -487,21 +546,62 @@ mod tests {
     use crate::http::sse::tests::told_in_silence;
 
     fn events(reading: Reading) -> Events {
-        let limits = limits();
-        let fields = Fields::parse(br#"{"input": "Hi"}"#, &limits).expect("JSON");
-        let ResponseRequest { echo, service_tier, .. } = request::parse(&fields, "served").expect("valid");
+        asked(json!({"input": "Hi"}), reading)
+    }
+
+    fn asked(body: Value, reading: Reading) -> Events {
+        let (body, limits) = (body.to_string(), limits());
+        let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
+        let ResponseRequest { echo, service_tier, thoughts, .. } =
+            request::parse(&fields, "served").expect("valid");
         let warnings = Warnings::default();
-        let head = Head { id: "resp_1".into(), created: 0, model: "m".into(), echo, service_tier, warnings };
+        let head = Head {
+            id: "resp_1".into(),
+            created: 0,
+            model: "m".into(),
+            echo,
+            service_tier,
+            thoughts,
+            warnings,
+        };
         Events::new(head, None, reading)
+    }
+
+    /// What a stream of these tokens says, to its end.
+    fn streamed(mut writer: Events, tokens: &[(&str, bool)], finish_reason: FinishReason) -> Vec<Value> {
+        let mut encoder = Encoder::default();
+        for (text, special) in tokens {
+            writer.token(0, token(text, *special), &mut encoder);
+        }
+        let done = Done {
+            text: String::new(),
+            finish_reason,
+            stop: None,
+            generated_tokens: tokens.len() as u32,
+            skipped_tokens: 0,
+            seed: None,
+            prompt_tokens: 1,
+            cached_tokens: 0,
+            timings: Default::default(),
+        };
+        writer.done(0, done, &mut encoder);
+        let text = String::from_utf8(encoder.take().to_vec()).expect("UTF-8");
+        let all = data(&text);
+        assert!(told(&text).iter().map(|(_, number)| *number).eq(0..all.len() as u64), "{text}");
+        all
+    }
+
+    fn data(text: &str) -> Vec<Value> {
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
     }
 
     /// What each event is, and its number.
     fn told(text: &str) -> Vec<(String, u64)> {
         assert!(!text.contains(":\n\n"), "a comment: {text}");
-        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-        let events = data.map(|data| serde_json::from_str::<Value>(data).expect("JSON"));
         let kind = |event: &Value| event["type"].as_str().expect("a type").to_owned();
-        events.map(|event| (kind(&event), event["sequence_number"].as_u64().expect("a number"))).collect()
+        let number = |event: &Value| event["sequence_number"].as_u64().expect("a number");
+        data(text).iter().map(|event| (kind(event), number(event))).collect()
     }
 
     /// Codex counts its patience in events, and takes no comment for one.
@@ -532,5 +632,150 @@ mod tests {
         let in_silence = told(&told_in_silence(Silent(writer), 31).await);
         let in_progress = |number| ("response.in_progress".to_owned(), number);
         assert_eq!(in_silence, [in_progress(next), in_progress(next + 1)]);
+    }
+
+    /// Clients read a failure in three places: Codex in the last event, LiteLLM and `openai` within `error`, LangChain beside it.
+    #[test]
+    fn what_fails_in_a_stream_is_told_as_all_clients_read_it() {
+        let error = ApiError::unavailable("The workers are gone.");
+        for has_text in [false, true] {
+            let (mut writer, mut encoder) = (events(Reading::plain()), Encoder::default());
+            if has_text {
+                writer.token(0, token("Hi", false), &mut encoder);
+            }
+            writer.failed(&error, &mut encoder);
+            let text = String::from_utf8(encoder.take().to_vec()).expect("UTF-8");
+            let all = data(&text);
+            assert!(told(&text).iter().map(|(_, number)| *number).eq(0..all.len() as u64), "{text}");
+            assert_eq!(all[0]["type"], "response.created");
+            let [.., event, failed] = &all[..] else { panic!("{text}") };
+            assert_eq!((&event["type"], &failed["type"]), (&json!("error"), &json!("response.failed")));
+            let nested = &event["error"];
+            for name in ["code", "message", "param"] {
+                assert_eq!(nested[name], event[name], "{name}");
+            }
+            assert_eq!(
+                (&nested["message"], &nested["param"]),
+                (&json!("The workers are gone."), &Value::Null)
+            );
+            assert_eq!(nested["type"], error.cause.entry().openai_type);
+            let response = &failed["response"];
+            assert_eq!((&response["status"], &response["usage"]), (&json!("failed"), &Value::Null));
+            assert_eq!(response["error"], json!({"code": nested["code"], "message": nested["message"]}));
+            assert!(text.ends_with("\n\n") && text.contains("event: response.failed\n"), "{text}");
+        }
+    }
+
+    /// Vercel's AI SDK, LangChain, LiteLLM, Zed and Codex show a summary, and nothing else of reasoning.
+    #[test]
+    fn reasoning_is_a_summary_where_one_is_asked_for() {
+        let tokens =
+            [("<think>", true), ("Hm", false), (", well.", false), ("</think>", true), ("Yes.", false)];
+        let include = json!(["reasoning.encrypted_content"]);
+        for (more, summary, content, copy) in [
+            (json!({}), json!([]), true, Value::Null),
+            (json!({"reasoning": {"summary": null}}), json!([]), true, Value::Null),
+            (json!({"reasoning": {"summary": "none"}}), json!([]), true, Value::Null),
+            (json!({"include": include}), json!([]), true, json!("Hm, well.")),
+            (json!({"reasoning": {"summary": "auto"}}), json!(["Hm, well."]), false, Value::Null),
+            (json!({"reasoning": {"generate_summary": "concise"}}), json!(["Hm, well."]), false, Value::Null),
+            (
+                json!({"reasoning": {"summary": "detailed"}, "include": include}),
+                json!(["Hm, well."]),
+                false,
+                json!("Hm, well."),
+            ),
+        ] {
+            let mut body = more.clone();
+            body["input"] = json!("Hi");
+            let reading = Reading { reasoning: reasoning_format("think"), ..Reading::plain() };
+            let all = streamed(asked(body, reading), &tokens, FinishReason::EosToken);
+            let kinds: Vec<_> = all.iter().filter_map(|event| event["type"].as_str()).collect();
+            let expected = match content {
+                true => [
+                    "response.content_part.added",
+                    "response.reasoning_text.delta",
+                    "response.reasoning_text.delta",
+                    "response.reasoning_text.done",
+                    "response.content_part.done",
+                ],
+                false => [
+                    "response.reasoning_summary_part.added",
+                    "response.reasoning_summary_text.delta",
+                    "response.reasoning_summary_text.delta",
+                    "response.reasoning_summary_text.done",
+                    "response.reasoning_summary_part.done",
+                ],
+            };
+            assert_eq!(kinds[2], "response.output_item.added", "{more}");
+            assert_eq!(kinds[3..8], expected, "{more}");
+            assert_eq!(kinds[8], "response.output_item.done", "{more}");
+            let (index, other) = match content {
+                true => ("content_index", "summary_index"),
+                false => ("summary_index", "content_index"),
+            };
+            assert!(all[3..8].iter().all(|event| event[index] == 0 && event.get(other).is_none()), "{more}");
+            assert_eq!((&all[4]["delta"], &all[6]["text"]), (&json!("Hm"), &json!("Hm, well.")), "{more}");
+            assert_eq!(all[7]["part"]["text"], "Hm, well.", "{more}");
+            let begun = &all[2]["item"];
+            assert!(begun["summary"] == json!([]) && begun.get("encrypted_content").is_none(), "{begun}");
+            let item = &all[8]["item"];
+            let texts: Vec<_> =
+                item["summary"].as_array().expect("parts").iter().map(|part| part["text"].clone()).collect();
+            assert_eq!((json!(texts), &item["encrypted_content"]), (summary, &copy), "{more}: {item}");
+            assert_eq!(item.get("content").is_some(), content, "{more}: {item}");
+            let part = if content { &item["content"][0] } else { &item["summary"][0] };
+            let kind = if content { "reasoning_text" } else { "summary_text" };
+            assert_eq!((&part["type"], &part["text"]), (&json!(kind), &json!("Hm, well.")), "{more}");
+            let last = all.last().expect("events");
+            assert_eq!((&last["type"], &last["response"]["output"][0]), (&json!("response.completed"), item));
+        }
+    }
+
+    /// Codex and the AI SDK read the arguments of the last event, as an object, and take none in parts.
+    #[test]
+    fn a_search_for_tools_is_an_item_that_comes_whole() {
+        let tools = [Tool { name: "tool_search".to_owned(), parameters: Value::Null }];
+        let calls = tool_format("hermes");
+        let reading = Reading { calls, tools: tools.into(), has_search: true, ..Reading::plain() };
+        let call = [
+            ("<tool_call>", true),
+            ("{\"name\": \"tool_search\", \"arguments\": {\"query\": \"sea", false),
+            ("\", \"limit\": 8.0}}\n", false),
+            ("</tool_call>", true),
+        ];
+        for (tokens, reason, status, arguments, last) in [
+            (
+                &call[..],
+                FinishReason::EosToken,
+                "completed",
+                json!({"query": "sea", "limit": 8}),
+                "response.completed",
+            ),
+            (&call[..2], FinishReason::Length, "incomplete", json!({}), "response.incomplete"),
+        ] {
+            let all = streamed(events(reading.clone()), tokens, reason);
+            let kinds: Vec<_> = all.iter().filter_map(|event| event["type"].as_str()).collect();
+            let expected = [
+                "response.created",
+                "response.in_progress",
+                "response.output_item.added",
+                "response.output_item.done",
+                last,
+            ];
+            assert_eq!(kinds, expected);
+            let [added, done] = [2, 3].map(|nth| all[nth]["item"].clone());
+            let is_named = |name: &str, prefix: &str| {
+                added[name] == done[name] && done[name].as_str().is_some_and(|id| id.starts_with(prefix))
+            };
+            assert!(is_named("id", "tsc_") && is_named("call_id", "call_"), "{added} {done}");
+            for (item, status, arguments) in [(&added, "in_progress", json!({})), (&done, status, arguments)]
+            {
+                let (id, call_id) = (&item["id"], &item["call_id"]);
+                let expected = json!({"type": "tool_search_call", "id": id, "status": status, "call_id": call_id, "execution": "client", "arguments": arguments});
+                assert_eq!(item, &expected);
+            }
+            assert_eq!(all[4]["response"]["output"], json!([done]));
+        }
     }
 }

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use crate::http::chats::effort::Effort;
-use crate::http::chats::functions::{Namespaced, Shape, ToolList};
+use crate::http::chats::functions::{Namespaced, Shape, TOOL_SEARCH, ToolList};
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::request::ChatRequest;
 use crate::http::chats::tools::Tools;
@@ -18,6 +18,7 @@ use crate::http::fields::{Fields, checked_name};
 use crate::http::openai::chat::no_text;
 use crate::http::openai::params::GenerationParams;
 use crate::http::openai::responses::answer::Echo;
+use crate::http::openai::responses::search;
 use crate::http::request_fields::{self, Most};
 use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
@@ -45,10 +46,10 @@ const WITHOUT_EFFECT: [(&str, &str); 6] = [
     ("safety_identifier", "here but to be told back: `user` says who asks"),
 ];
 
-/// What `include` may name. All but the first ask for what is always there, or of tools that are not here.
+/// What `include` may name. All but the first two ask for what is always there, or of tools that are not here.
 const INCLUDED: [&str; 8] = [
     LOGPROBS,
-    "reasoning.encrypted_content",
+    ENCRYPTED_REASONING,
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -57,6 +58,7 @@ const INCLUDED: [&str; 8] = [
     "code_interpreter_call.outputs",
 ];
 const LOGPROBS: &str = "message.output_text.logprobs";
+const ENCRYPTED_REASONING: &str = "reasoning.encrypted_content";
 
 /// What a request to this route is.
 pub struct ResponseRequest {
@@ -64,6 +66,16 @@ pub struct ResponseRequest {
     /// Members of the answer that say what was asked.
     pub echo: Echo,
     pub service_tier: &'static str,
+    pub thoughts: Thoughts,
+}
+
+/// How reasoning is told.
+#[derive(Clone, Copy)]
+pub struct Thoughts {
+    /// As a summary, not as content.
+    pub are_summary: bool,
+    /// Once more as `encrypted_content`: clients send no thought back that has none.
+    pub are_copied: bool,
 }
 
 pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError> {
@@ -114,11 +126,11 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         _ => Map::new(),
     };
     let reasoning = fields.tree(&request_fields::REASONING)?;
-    let effort = match &reasoning {
-        Some(reasoning) => effort(reasoning, &mut warnings)?,
-        None => None,
+    let (effort, are_summary) = match &reasoning {
+        Some(reasoning) => effort_and_summary(reasoning)?,
+        None => (None, false),
     };
-    let logprobs = includes_logprobs(fields, &mut warnings)?;
+    let Included { logprobs, encrypted_reasoning } = included(fields, &mut warnings)?;
     let mut top_logprobs = fields.small(&request_fields::TOP_LOGPROBS)?.unwrap_or(0);
     if top_logprobs > 0 && !logprobs {
         warnings.no_effect("top_logprobs", &format!("without `{LOGPROBS}` in `{INCLUDE}`"));
@@ -139,7 +151,8 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         names: NAMES,
     };
     let service_tier = service_tier(fields);
-    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier })
+    let thoughts = Thoughts { are_summary, are_copied: encrypted_reasoning };
+    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier, thoughts })
 }
 
 /// What is told back as it was given, with defaults where it was not, also within `text` and `reasoning`.
@@ -195,8 +208,8 @@ fn grammar(text: &Value, warnings: &mut Warnings) -> Result<Option<constraints::
     Ok(source.map(|source| constraints::Asked { field: NAMES.grammar, source }))
 }
 
-/// Of `reasoning`.
-fn effort(given: &Value, warnings: &mut Warnings) -> Result<Option<Effort>, ApiError> {
+/// Of `reasoning`: the effort, and whether a summary is asked for.
+fn effort_and_summary(given: &Value) -> Result<(Option<Effort>, bool), ApiError> {
     let reasoning = Object::of(request_fields::REASONING.name.into(), given)?;
     let mut effort = None;
     if reasoning.get("effort").is_some() {
@@ -204,22 +217,31 @@ fn effort(given: &Value, warnings: &mut Warnings) -> Result<Option<Effort>, ApiE
         checked_name(&reasoning.at("effort"), given)?;
         effort = Some(Effort { field: "reasoning.effort", given: given.to_owned() });
     }
+    let mut is_summary = false;
     for name in ["summary", "generate_summary"] {
         if reasoning.get(name).is_some() {
-            warnings.no_effect(&reasoning.at(name).to_string(), "here: reasoning is told as it is");
+            // Some clients have a word for that they want none.
+            is_summary |= reasoning.text(name)? != "none";
         }
     }
-    Ok(effort)
+    Ok((effort, is_summary))
 }
 
 /// What `include` names.
-fn includes_logprobs(fields: &Fields, warnings: &mut Warnings) -> Result<bool, ApiError> {
+#[derive(Default)]
+struct Included {
+    logprobs: bool,
+    encrypted_reasoning: bool,
+}
+
+fn included(fields: &Fields, warnings: &mut Warnings) -> Result<Included, ApiError> {
     let given = fields.tree(&request_fields::INCLUDE)?.unwrap_or_default();
     let place = Place::from(INCLUDE);
-    let mut logprobs = false;
+    let mut included = Included::default();
     for (index, name) in given.as_array().into_iter().flatten().enumerate() {
         match name.as_str().filter(|name| INCLUDED.contains(name)) {
-            Some(LOGPROBS) => logprobs = true,
+            Some(LOGPROBS) => included.logprobs = true,
+            Some(ENCRYPTED_REASONING) => included.encrypted_reasoning = true,
             Some(name) => {
                 let place = place.entry(index).to_string();
                 warnings.no_effect(&place, &format!("here: there is no {name}"));
@@ -230,7 +252,7 @@ fn includes_logprobs(fields: &Fields, warnings: &mut Warnings) -> Result<bool, A
             }
         }
     }
-    Ok(logprobs)
+    Ok(included)
 }
 
 /// An item of `input`.
@@ -287,12 +309,19 @@ pub enum InputItem<'a> {
         recipient: &'a str,
         content: Vec<AgentPartParam<'a>>,
     },
-    /// Beside those of `tools`, as `additional_tools`.
+    /// Beside those of `tools`, as `additional_tools`. Of a search that the client made it is the result as well.
     ToolSearchOutput {
+        execution: Option<&'a str>,
+        call_id: Option<&'a str>,
         tools: &'a [Value],
     },
-    /// Left out, and named in `warnings`.
-    ToolSearchCall {},
+    /// A search for tools that the client made (`execution`: `client`): to the model a call of `tool_search`. Left out, and named in `warnings`, where a server made it.
+    ToolSearchCall {
+        execution: Option<&'a str>,
+        call_id: Option<&'a str>,
+        #[schemars(with = "Option<Map<String, Value>>")]
+        arguments: &'a Value,
+    },
     /// Left out, and named in `warnings`.
     Compaction {},
     /// Left out, and named in `warnings`.
@@ -321,7 +350,9 @@ impl InputItem<'_> {
             Self::WebSearchCall {} => {
                 Some("what was found is not in it, and the model is not told of the search")
             }
-            Self::ToolSearchCall {} => {
+            Self::ToolSearchCall { execution, call_id, .. }
+                if search::of_client(*execution, *call_id).is_none() =>
+            {
                 Some("the model is not told of the search, only of the tools that were found")
             }
             Self::ImageGenerationCall {} => {
@@ -536,7 +567,8 @@ impl<'a> InputItem<'a> {
             Some(Value::Array(parts)) => PartParam::list(&item.at(name), parts).map(Some),
             Some(_) => Err(item.wrong(name, "must be a list of parts")),
         };
-        let namespace = || item.get("namespace").map(|_| item.text("namespace")).transpose();
+        let optional = |name: &'static str| item.get(name).map(|_| item.text(name)).transpose();
+        let namespace = || optional("namespace");
         let tools = || match item.value("tools") {
             Value::Array(tools) => Ok(&tools[..]),
             _ => Err(item.wrong("tools", "must be a list of tools")),
@@ -578,7 +610,11 @@ impl<'a> InputItem<'a> {
                 output: Output::read(item, unseen)?,
             },
             "additional_tools" => Self::AdditionalTools { tools: tools()? },
-            "tool_search_output" => Self::ToolSearchOutput { tools: tools()? },
+            "tool_search_output" => Self::ToolSearchOutput {
+                execution: optional("execution")?,
+                call_id: optional("call_id")?,
+                tools: tools()?,
+            },
             "local_shell_call" => match item.value("action") {
                 action @ Value::Object(_) => Self::LocalShellCall { call_id: item.text("call_id")?, action },
                 _ => return Err(item.wrong("action", "must be an object")),
@@ -593,7 +629,14 @@ impl<'a> InputItem<'a> {
                     _ => return Err(item.wrong("content", "must be a list of parts")),
                 },
             },
-            "tool_search_call" => Self::ToolSearchCall {},
+            "tool_search_call" => {
+                let (execution, call_id) = (optional("execution")?, optional("call_id")?);
+                let arguments = item.value("arguments");
+                if search::of_client(execution, call_id).is_some() && !arguments.is_object() {
+                    return Err(item.wrong("arguments", "must be an object"));
+                }
+                Self::ToolSearchCall { execution, call_id, arguments }
+            }
             "compaction" => Self::Compaction {},
             "compaction_summary" => Self::CompactionSummary {},
             "context_compaction" => Self::ContextCompaction {},
@@ -618,11 +661,14 @@ impl<'a> InputItem<'a> {
             Self::Message { role: Role::Assistant, content } => {
                 let content = content.joined();
                 let message = open_answer(messages);
-                // Two texts in a row are two messages.
-                if message["content"].is_string() || message["tool_calls"].is_array() {
-                    messages.push(json!({"role": "assistant", "content": content}));
-                } else {
-                    message["content"] = json!(content);
+                let has_calls = message["tool_calls"].is_array();
+                match message["content"].as_str().filter(|before| !has_calls || !before.is_empty()) {
+                    None => message["content"] = json!(content),
+                    // Templates take no message between a call and its result, and words behind a call stand before it, as in chats.
+                    Some(_) if has_calls && content.is_empty() => {}
+                    Some(before) if has_calls => message["content"] = json!(format!("{before}\n\n{content}")),
+                    // Two texts in a row are two messages.
+                    Some(_) => messages.push(json!({"role": "assistant", "content": content})),
                 }
             }
             Self::Message { role, content } => {
@@ -654,9 +700,18 @@ impl<'a> InputItem<'a> {
                     messages.push(json!({"role": "user", "content": content}));
                 }
             }
+            Self::ToolSearchCall { execution, call_id, arguments } => {
+                if let Some(id) = search::of_client(execution, call_id) {
+                    add_call(messages, id, None, TOOL_SEARCH, arguments.clone());
+                }
+            }
+            Self::ToolSearchOutput { execution, call_id, tools } => {
+                if let Some(id) = search::of_client(execution, call_id) {
+                    let content = search::result(tools);
+                    messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+                }
+            }
             Self::AdditionalTools { .. }
-            | Self::ToolSearchOutput { .. }
-            | Self::ToolSearchCall {}
             | Self::Compaction {}
             | Self::CompactionSummary {}
             | Self::ContextCompaction {}
@@ -733,8 +788,10 @@ fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>, Vec
             for item in objects(&INPUT.into(), &items) {
                 let item = item?;
                 let read = InputItem::read(&item, &mut unseen)?;
-                if let InputItem::AdditionalTools { tools } | InputItem::ToolSearchOutput { tools } = read {
-                    additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec() });
+                if let InputItem::AdditionalTools { tools } | InputItem::ToolSearchOutput { tools, .. } = read
+                {
+                    let are_found = matches!(read, InputItem::ToolSearchOutput { .. });
+                    additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec(), are_found });
                 }
                 if let Some(why) = read.left_out() {
                     left_out.add(why, &item.place);
@@ -819,6 +876,45 @@ mod tests {
         assert_eq!(answer["reasoning_content"], "Look.");
         assert_eq!(answer["tool_calls"][0]["function"], json!({"name": "f", "arguments": "{}"}));
         assert_eq!(answer["tool_calls"][1]["function"]["arguments"], json!({"input": "x = 1"}));
+    }
+
+    /// Haystack sends an answer's calls before its text, and what a model writes behind a call we tell as an item behind it.
+    #[test]
+    fn text_behind_a_call_is_of_the_message_with_the_call() {
+        let said = |text: &str| json!({"role": "assistant", "content": text});
+        let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
+        let reasoning = json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]});
+        let user = json!({"role": "user", "content": "Look."});
+        let result = json!({"type": "function_call_output", "call_id": "1", "output": "21"});
+        for (answer, content, ids) in [
+            (vec![reasoning.clone(), call("1"), said("I look.")], json!("I look."), vec!["1"]),
+            (
+                vec![reasoning.clone(), said("I look."), call("1"), said("Now.")],
+                json!("I look.\n\nNow."),
+                vec!["1"],
+            ),
+            (
+                vec![reasoning.clone(), call("1"), said("I look."), call("2")],
+                json!("I look."),
+                vec!["1", "2"],
+            ),
+            (vec![reasoning.clone(), said(""), call("1"), said("I look.")], json!("I look."), vec!["1"]),
+            (vec![reasoning.clone(), said("I look."), call("1"), said("")], json!("I look."), vec!["1"]),
+        ] {
+            let mut input = vec![user.clone()];
+            input.extend(answer);
+            input.extend([result.clone(), said("It is 21."), said("Degrees.")]);
+            let messages = parsed(json!({"input": input})).expect("valid").chat.chat.messages;
+            let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str()).collect();
+            let expected = ["user", "assistant", "tool", "assistant", "assistant"].map(Some);
+            assert_eq!(roles, expected, "{messages:?}");
+            assert_eq!(
+                (&messages[1]["content"], &messages[1]["reasoning_content"]),
+                (&content, &json!("Hm."))
+            );
+            let calls = messages[1]["tool_calls"].as_array().expect("calls").iter();
+            assert_eq!(calls.filter_map(|call| call["id"].as_str()).collect::<Vec<_>>(), ids);
+        }
     }
 
     /// Codex' `view_image` returns an image alone, and tools of MCP servers return some beside text.
@@ -1011,8 +1107,8 @@ mod tests {
             {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": [
                 {"type": "input_text", "text": "See "}, {"type": "input_text", "text": "to it."},
             ]},
-            {"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": {"query": "docs"}},
-            {"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client", "tools": found},
+            {"type": "tool_search_call", "call_id": null, "execution": "server", "arguments": {"paths": ["docs"]}},
+            {"type": "tool_search_output", "call_id": null, "status": "completed", "execution": "server", "tools": found},
             {"type": "local_shell_call", "call_id": "2", "status": "completed", "action": action},
             {"type": "function_call_output", "call_id": "2", "output": "a"},
         ]);
@@ -1033,26 +1129,124 @@ mod tests {
     }
 
     /// As Codex sends it where it keeps the tools of MCP servers back.
+    fn search() -> Value {
+        let query =
+            json!({"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]});
+        json!({"type": "tool_search", "execution": "client", "description": "Finds", "parameters": query})
+    }
+
     #[test]
-    fn a_search_for_tools_is_left_out_by_name() {
-        let search = json!({"type": "tool_search", "execution": "client", "description": "Finds", "parameters": {"type": "object"}});
+    fn a_search_for_tools_is_a_tool_where_the_client_makes_it() {
         let function = json!({"type": "function", "name": "f"});
+        let user = json!({"role": "user", "content": "Hi"});
+        for more in [
+            json!({"tools": [search(), function]}),
+            json!({"input": [additional(json!([search(), function])), user]}),
+            json!({"tools": [{"type": "tool_search", "execution": "client"}], "tool_choice": "required"}),
+        ] {
+            let asked = parsed(more.clone()).expect("valid").chat;
+            assert!(asked.params.warnings.is_empty(), "{more}");
+            let tools = format!("{:?}", asked.tools.expect("a tool"));
+            assert!(tools.contains("name: \"tool_search\"") && tools.contains("is_search: true"), "{tools}");
+        }
+        for (more, says) in [
+            (json!({"tools": [search(), search()]}), "`tools[1].type` is the same as another tool's"),
+            (
+                json!({"tools": [{"type": "tool_search", "execution": "client", "parameters": 5}]}),
+                "`tools[0].parameters` must be an object, a JSON schema",
+            ),
+            (
+                json!({"tools": [{"type": "tool_search", "execution": "client", "description": 5}]}),
+                "`tools[0].description` must be a string",
+            ),
+            (
+                json!({"tools": [{"type": "namespace", "name": "n", "tools": [search()]}]}),
+                "`tools[0].tools[0].type` must be \"function\"",
+            ),
+            (
+                json!({"input": [{"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": "{}"}]}),
+                "`input[0].arguments` must be an object",
+            ),
+        ] {
+            let refused = refusal(more);
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_search_for_tools_is_left_out_by_name_where_a_server_makes_it() {
+        let function = json!({"type": "function", "name": "f", "defer_loading": true});
         let line = |place: &str| {
             format!(
-                "`{place}` has no effect here: the model cannot search for tools, and knows those that are in the request"
+                "`{place}` has no effect here: this server searches for no tools, and the model knows those that are in the request"
             )
         };
         let user = json!({"role": "user", "content": "Hi"});
-        let asked =
-            parsed(json!({"input": [additional(json!([function, search])), user]})).expect("valid").chat;
-        assert_eq!(asked.params.warnings.lines(), [line("input[0].tools[1]")]);
-        let asked = parsed(json!({"tools": [search, function]})).expect("valid").chat;
-        assert_eq!(asked.params.warnings.lines(), [line("tools[0]")]);
-        let refused = refusal(json!({"tools": [search], "tool_choice": "required"}));
-        assert!(
-            refused.starts_with("`tools[0].type` must be ") && refused.contains("the client runs this one"),
-            "{refused}"
-        );
+        for search in [json!({"type": "tool_search"}), json!({"type": "tool_search", "execution": "server"})]
+        {
+            let input = json!([additional(json!([function, search])), user]);
+            let asked = parsed(json!({"input": input})).expect("valid").chat;
+            assert_eq!(asked.params.warnings.lines(), [line("input[0].tools[1]")]);
+            let asked = parsed(json!({"tools": [search, function]})).expect("valid").chat;
+            assert_eq!(asked.params.warnings.lines(), [line("tools[0]")]);
+            assert!(format!("{:?}", asked.tools.expect("a tool")).contains("name: \"f\""));
+            let refused = refusal(json!({"tools": [search], "tool_choice": "required"}));
+            assert!(
+                refused.starts_with("`tools[0].type` must be ")
+                    && refused.contains("runs no tools of its own"),
+                "{refused}"
+            );
+        }
+    }
+
+    /// A template refuses or garbles a call without its result, and a model that is told of none searches again.
+    #[test]
+    fn what_a_client_searched_for_is_a_call_and_its_result() {
+        let tools = json!([{"type": "namespace", "name": "mcp__docs", "tools": [{"type": "function", "name": "f", "defer_loading": true}]}]);
+        for (found, says) in [
+            (tools, "These tools were found, and can be called from now on:\nmcp__docs__f"),
+            (json!([]), "No tool was found."),
+        ] {
+            let arguments = json!({"query": "docs", "limit": 1});
+            let input = json!([
+                {"role": "user", "content": "Look."},
+                {"type": "tool_search_call", "call_id": "1", "execution": "client", "status": "completed", "arguments": arguments},
+                {"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client", "tools": found},
+            ]);
+            let asked = parsed(json!({"input": input, "tools": [search()]})).expect("valid").chat;
+            let function = json!({"name": "tool_search", "arguments": arguments});
+            let calls = json!([{"id": "1", "type": "function", "function": function}]);
+            assert_eq!(
+                asked.chat.messages[1..],
+                [
+                    json!({"role": "assistant", "content": null, "tool_calls": calls}),
+                    json!({"role": "tool", "tool_call_id": "1", "content": says}),
+                ]
+            );
+            assert!(asked.params.warnings.is_empty());
+            let tools = format!("{:?}", asked.tools.expect("tools"));
+            assert_eq!(tools.contains("name: \"mcp__docs__f\""), found != json!([]), "{tools}");
+        }
+    }
+
+    #[test]
+    fn tools_that_a_client_keeps_back_are_shown_once_they_are_found() {
+        let function =
+            |name: &str, deferred: bool| json!({"type": "function", "name": name, "defer_loading": deferred});
+        let kept = json!([{"type": "namespace", "name": "n", "tools": [function("a", true), function("b", false)]}, function("c", true)]);
+        let output = json!({"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": [function("c", true)]});
+        let user = json!({"role": "user", "content": "Hi"});
+        let names = |tools: Value, input: Value| {
+            let asked = parsed(json!({"tools": tools, "input": input})).expect("valid").chat;
+            let tools = format!("{:?}", asked.tools.expect("tools"));
+            ["n__a", "n__b", "c"].map(|name| tools.contains(&format!("name: \"{name}\"")))
+        };
+        let mut with_search = kept.as_array().expect("tools").clone();
+        with_search.push(search());
+        assert_eq!(names(json!(with_search), json!([user])), [false, true, false]);
+        assert_eq!(names(json!(with_search), json!([user, output])), [false, true, true]);
+        // Nobody could find them.
+        assert_eq!(names(kept, json!([user])), [true, true, true]);
     }
 
     /// What is said of a namespace is shown once.
@@ -1212,6 +1406,7 @@ mod tests {
                 "`tools[0].format.definition` must be a string",
             ),
             (json!({"reasoning": {"effort": 5}}), "`reasoning.effort` must be a string"),
+            (json!({"reasoning": {"summary": 5}}), "`reasoning.summary` must be a string"),
             (json!({"metadata": 5}), "`metadata` must be an object. Given: 5"),
             (json!({"safety_identifier": 5}), "`safety_identifier` must be a string"),
             (json!({"truncation": "x"}), "`truncation` must be auto or disabled. Given: x"),
@@ -1275,7 +1470,7 @@ mod tests {
     #[test]
     fn what_has_no_effect_is_named() {
         let asked = parsed(json!({
-            "store": true, "truncation": "auto", "top_logprobs": 2, "include": ["reasoning.encrypted_content"],
+            "store": true, "truncation": "auto", "top_logprobs": 2, "include": ["file_search_call.results", "reasoning.encrypted_content"],
             "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "n": 3,
             "safety_identifier": "u", "max_tool_calls": 2, "stream_options": {"include_obfuscation": false},
         }));
@@ -1283,17 +1478,14 @@ mod tests {
         assert_eq!((&asked.echo.safety_identifier, &asked.echo.max_tool_calls), (&json!("u"), &json!(2)));
         let asked = asked.chat;
         let lines = asked.params.warnings.lines();
-        for name in [
-            "store",
-            "truncation",
-            "top_logprobs",
-            "include[0]",
-            "reasoning.summary",
-            "text.verbosity",
-            "n",
-            "max_tool_calls",
-        ] {
+        for name in
+            ["store", "truncation", "top_logprobs", "include[0]", "text.verbosity", "n", "max_tool_calls"]
+        {
             assert!(lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
+        }
+        // These have one.
+        for name in ["include[1]", "reasoning.summary"] {
+            assert!(!lines.iter().any(|line| line.starts_with(&format!("`{name}`"))), "{name}: {lines:?}");
         }
         assert_eq!((asked.params.n, asked.top_logprobs), (1, 0));
         assert_eq!(asked.effort, Some(Effort { field: "reasoning.effort", given: "low".to_owned() }));
