@@ -166,7 +166,8 @@ impl World {
             "<|content_invoke_tool_json|>",
             "<|end_message|>",
         ];
-        let markers = MARKERS.iter().chain(&harmony).chain(&inkling);
+        let gigachat = ["<|message_sep|>\n\n", "<|role_sep|>\n", "<|function_call|>"];
+        let markers = MARKERS.iter().chain(&harmony).chain(&inkling).chain(&gigachat);
         tokens.extend(markers.map(|name| token(name, has_special && format.has_in_markers(name))));
         tokens.extend(BREAKERS.map(|name| token(name, false)));
         let compiler = Compiler::new(tokens.clone(), tokens.len(), &[EOS], patient()).unwrap();
@@ -279,8 +280,14 @@ fn check(format: &'static ToolFormat, functions: &[Callable], text: &str, has_co
 }
 
 /// Of formats with several frames the template decides.
-const TEMPLATES: [&str; 5] =
-    ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>", "\"parameters\": dictionary"];
+const TEMPLATES: [&str; 6] = [
+    "",
+    "</arg_key><arg_value> :opensource",
+    "[ARGS]",
+    "<|python_start|>",
+    "\"parameters\": dictionary",
+    "<|function_call|>",
+];
 
 #[test]
 fn what_is_let_through_is_calls_that_their_schemas_accept() {
@@ -529,6 +536,10 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("harmony", "the recipient in the role, at the beginning") => "the prompt has written the marker",
         ("harmony", "two calls") => "a call ends the answer",
         ("inkling", "no closing marker") => "messages are ended",
+        ("gigachat3", "without the separator") => "the template has it",
+        ("gigachat3", "the message ends" | "the message ends, as GigaChat 3.1 writes it" | "text after a call") => {
+            "a call ends the answer"
+        }
         (
             "inkling",
             "two calls, of which the second has no role" | "reasoning that is not ended before a call",

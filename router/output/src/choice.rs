@@ -166,6 +166,11 @@ mod tests {
             ("<function_calls>", "olmo3", ""),
             ("<|START_ACTION|>[ … <|START_THINKING|>", "command_a", "command_a"),
             ("[TOOL_CALLS] … [THINK]", "mistral", "mistral"),
+            (
+                "'role': 'function call' … role_sep=\"<|role_sep|>\\n\", message_sep=\"<|message_sep|>\\n\\n\"",
+                "gigachat3",
+                "",
+            ),
             ("<|start_header_id|> … <TOOLCALL>[ … '</think>'", "nemotron", "think"),
             ("'<|tool|>' … '<|/tool|>' … <|tool_call|>", "phi4_mini", ""),
             ("<|start_of_role|> … <|tool_call|>", "granite", ""),

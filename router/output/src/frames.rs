@@ -329,6 +329,27 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..FRAME
         },
     ),
+    // GigaChat 3.1's.
+    (
+        "gigachat3",
+        "<|function_call|>",
+        Frame {
+            before_name: "<|function_call|>{\"name\": \"",
+            is_single: true,
+            trigger: "<|function_call|>",
+            ..FRAME
+        },
+    ),
+    (
+        "gigachat3",
+        "",
+        Frame {
+            before_name: "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"",
+            is_single: true,
+            trigger: "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+            ..FRAME
+        },
+    ),
     (
         "seed_oss",
         "",
@@ -831,6 +852,9 @@ mod tests {
             ("glm45", "<arg_key>", "<|user|>"),
             ("solar_open", "<|tool_call:name|>", "<|flush|>"),
             ("inkling", "<|message_model|>", "<|message_user|>"),
+            // As its tokenizer has them, with the line breaks.
+            ("gigachat3", "<|message_sep|>\n\n", "</s>"),
+            ("gigachat3", "<|role_sep|>\n", "<|file|>"),
         ] {
             let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside), "{inside}");

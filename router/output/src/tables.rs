@@ -195,6 +195,23 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         ..FORMAT
     },
     ToolFormat {
+        name: "gigachat3",
+        aliases: &["gigachat"],
+        signs: &[&["<|role_sep|>", "function call"]],
+        calls: &[Call {
+            open: &[
+                "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+                "function call<|role_sep|>\n",
+                "<|function_call|>",
+            ],
+            close: &["<|message_sep|>\n\n", "<|message_sep|>"],
+            body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
+        }],
+        // Ends each message.
+        silent: &["<|message_sep|>\n\n", "<|message_sep|>"],
+        ..FORMAT
+    },
+    ToolFormat {
         name: "seed_oss",
         aliases: &["seed-oss"],
         signs: &[&["<seed:tool_call>"]],

@@ -59,6 +59,25 @@ pub fn writers() -> Vec<Writer> {
             ..WRITER
         },
         Writer {
+            format: "gigachat3",
+            many: false,
+            write: |calls| {
+                each(calls, "", |n, a| {
+                    let call = envelope(n, a, "name", "arguments");
+                    format!("<|message_sep|>\n\nfunction call<|role_sep|>\n{call}<|message_sep|>\n\n")
+                })
+            },
+            ..WRITER
+        },
+        Writer {
+            format: "gigachat3",
+            many: false,
+            write: |calls| {
+                each(calls, "", |n, a| format!("<|function_call|>{}", envelope(n, a, "name", "arguments")))
+            },
+            ..WRITER
+        },
+        Writer {
             format: "granite_20b_fc",
             write: |calls| {
                 each(calls, "\n", |n, a| format!("<function_call> {}", envelope(n, a, "name", "arguments")))
