@@ -537,9 +537,10 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("harmony", "two calls") => "a call ends the answer",
         ("inkling", "no closing marker") => "messages are ended",
         ("gigachat3", "without the separator") => "the template has it",
-        ("gigachat3", "the message ends" | "the message ends, as GigaChat 3.1 writes it" | "text after a call") => {
-            "a call ends the answer"
-        }
+        (
+            "gigachat3",
+            "the message ends" | "the message ends, as GigaChat 3.1 writes it" | "text after a call",
+        ) => "a call ends the answer",
         (
             "inkling",
             "two calls, of which the second has no role" | "reasoning that is not ended before a call",
