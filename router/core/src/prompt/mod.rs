@@ -150,10 +150,8 @@ impl Prompt {
         variables.extend(defaults.clone());
         let template = files.chat_templates.map(|(sources, file)| {
             if !variables.is_empty() {
-                tracing::info!(
-                    "chats that say nothing else have the template's variables {}",
-                    Value::from(variables.clone())
-                );
+                let shown = Value::from(variables.clone());
+                tracing::info!("chats that say nothing else have the template's variables {shown}");
             }
             let templates = ChatTemplates::compile(&sources, files.named_tokens, |name, reason| {
                 tracing::warn!("{}", files::does_not_compile(&file, name, &reason));
