@@ -536,7 +536,6 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("harmony", "the recipient in the role, at the beginning") => "the prompt has written the marker",
         ("harmony", "two calls") => "a call ends the answer",
         ("inkling", "no closing marker") => "messages are ended",
-        ("gigachat3", "without the separator") => "the template has it",
         (
             "gigachat3",
             "the message ends" | "the message ends, as GigaChat 3.1 writes it" | "text after a call",

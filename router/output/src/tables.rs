@@ -199,16 +199,10 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         aliases: &["gigachat"],
         signs: &[&["<|role_sep|>", "function call"]],
         calls: &[Call {
-            open: &[
-                "<|message_sep|>\n\nfunction call<|role_sep|>\n",
-                "function call<|role_sep|>\n",
-                "<|function_call|>",
-            ],
+            open: &["<|message_sep|>\n\nfunction call<|role_sep|>\n", "<|function_call|>"],
             close: &["<|message_sep|>\n\n", "<|message_sep|>"],
             body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
         }],
-        // Ends each message.
-        silent: &["<|message_sep|>\n\n", "<|message_sep|>"],
         ..FORMAT
     },
     ToolFormat {
