@@ -11,7 +11,9 @@ use std::time::Duration;
 use axum::http::HeaderValue;
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
+use penstock_core::prompt::may_be_default;
 use penstock_output::{ReasoningFormat, ToolFormat};
+use serde_json::{Map, Value};
 
 use crate::address::Network;
 use crate::allowed_host::AllowedHost;
@@ -109,6 +111,10 @@ pub struct RouterArgs {
     /// A tokenizer_config.json to use instead of the model's own
     #[arg(long, env, help_heading = "Serving")]
     pub tokenizer_config_path: Option<PathBuf>,
+    /// Variables for the chat template, a JSON object, of requests that do not give these in `chat_template_kwargs`
+    /// [default: as generation_config.json says]
+    #[arg(long, env, value_name = "JSON", help_heading = "Serving", value_parser = parse_template_defaults)]
+    pub default_chat_template_kwargs: Option<Map<String, Value>>,
     /// How the model writes calls of tools: a format that docs/tool-calls.md lists, `none`, or as its chat template says
     #[arg(long, env, default_value = "auto", help_heading = "Serving", value_parser = parse_tool_format)]
     pub tool_call_parser: FormatFlag<ToolFormat>,
@@ -320,6 +326,17 @@ fn parse_header(text: &str) -> Result<HeaderValue, &'static str> {
         .ok_or("must be visible ASCII characters")
 }
 
+fn parse_template_defaults(text: &str) -> Result<Map<String, Value>, String> {
+    let Value::Object(given) = serde_json::from_str(text).map_err(|error| format!("is not JSON: {error}"))?
+    else {
+        return Err("must be a JSON object, such as {\"enable_thinking\": true}".into());
+    };
+    match given.keys().find(|name| !may_be_default(name)) {
+        Some(name) => Err(format!("must not have `{name}`, which each chat says itself")),
+        None => Ok(given),
+    }
+}
+
 fn parse_origin(text: &str) -> Result<String, &'static str> {
     HeaderValue::from_str(text).map(|_| text.into()).map_err(|_| "is not an origin")
 }
@@ -405,6 +422,28 @@ mod tests {
         let args: RouterArgs = args.expect("the defaults");
         // Google's keep theirs for 600 s, Oracle's for 300, nginx and Amazon's for 60.
         assert!(args.idle_timeout > 600.0);
+    }
+
+    #[test]
+    fn defaults_of_the_chat_template_are_an_object_of_variables() {
+        let parse = |text: &str| {
+            let command = RouterArgs::augment_args(clap::Command::new("penstock"));
+            let matches = command.try_get_matches_from(["penstock", "--default-chat-template-kwargs", text]);
+            let args: RouterArgs = clap::FromArgMatches::from_arg_matches(&matches?)?;
+            Ok::<_, clap::Error>(args.default_chat_template_kwargs.map(Value::from))
+        };
+        let given = parse(r#"{"enable_thinking": true}"#).unwrap();
+        assert_eq!(given, Some(serde_json::json!({"enable_thinking": true})));
+        for (bad, why) in [
+            ("{enable_thinking: true}", "is not JSON"),
+            ("", "is not JSON"),
+            ("[1]", "must be a JSON object"),
+            (r#"{"messages": []}"#, "must not have `messages`"),
+            (r#"{"chat_template": "rag"}"#, "must not have `chat_template`"),
+        ] {
+            let said = parse(bad).unwrap_err().to_string();
+            assert!(said.contains("--default-chat-template-kwargs") && said.contains(why), "{bad}: {said}");
+        }
     }
 
     #[test]

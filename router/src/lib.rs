@@ -228,10 +228,12 @@ async fn load(
 
     let ModelFiles { dir, sha: model_sha, pipeline_tag, tokenizer } = files;
     let tokenizer_config = args.tokenizer_config_path.clone();
+    let defaults = args.default_chat_template_kwargs.clone().unwrap_or_default();
     let workers = args.validation_workers;
     let prompt = async {
         let loading = move || {
-            let prompt = Prompt::load(&dir, tokenizer.as_deref(), tokenizer_config.as_deref(), workers)?;
+            let (tokenizer, config) = (tokenizer.as_deref(), tokenizer_config.as_deref());
+            let prompt = Prompt::load_with(&dir, tokenizer, config, &defaults, workers)?;
             Ok::<_, RunError>((prompt, images::are_left_out(&dir)))
         };
         let loaded = tokio::task::spawn_blocking(loading).await;

@@ -87,6 +87,11 @@ const BREAKERS: [&str; 14] = [
     "\n",
 ];
 
+/// Of formats that are made of messages the markers are always special tokens.
+fn has_only_special(format: &str) -> bool {
+    ["harmony", "inkling"].contains(&format)
+}
+
 fn functions() -> Vec<Callable> {
     let function = |(at, (name, schema)): (usize, (&str, Value))| Callable {
         name: name.to_owned(),
@@ -154,7 +159,15 @@ impl World {
         tokens[EOS as usize].bytes = b"<|eos|>".to_vec();
         let harmony = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"];
         let token = |name: &str, special: bool| Token { bytes: name.as_bytes().to_vec(), special };
-        let markers = MARKERS.iter().chain(&harmony);
+        let inkling = [
+            "<|message_model|>",
+            "<|content_text|>",
+            "<|content_thinking|>",
+            "<|content_invoke_tool_json|>",
+            "<|end_message|>",
+        ];
+        let gigachat = ["<|message_sep|>\n\n", "<|role_sep|>\n", "<|function_call|>"];
+        let markers = MARKERS.iter().chain(&harmony).chain(&inkling).chain(&gigachat);
         tokens.extend(markers.map(|name| token(name, has_special && format.has_in_markers(name))));
         tokens.extend(BREAKERS.map(|name| token(name, false)));
         let compiler = Compiler::new(tokens.clone(), tokens.len(), &[EOS], patient()).unwrap();
@@ -267,8 +280,14 @@ fn check(format: &'static ToolFormat, functions: &[Callable], text: &str, has_co
 }
 
 /// Of formats with several frames the template decides.
-const TEMPLATES: [&str; 5] =
-    ["", "</arg_key><arg_value> :opensource", "[ARGS]", "<|python_start|>", "\"parameters\": dictionary"];
+const TEMPLATES: [&str; 6] = [
+    "",
+    "</arg_key><arg_value> :opensource",
+    "[ARGS]",
+    "<|python_start|>",
+    "\"parameters\": dictionary",
+    "<|function_call|>",
+];
 
 #[test]
 fn what_is_let_through_is_calls_that_their_schemas_accept() {
@@ -279,8 +298,7 @@ fn what_is_let_through_is_calls_that_their_schemas_accept() {
             TEMPLATES.iter().flat_map(|template| [(template, false), (template, true)])
         {
             let is_known = !template.is_empty() && format.frame(template) == format.frame("");
-            // Harmony's markers are always special tokens.
-            if is_known || (format.name == "harmony" && !has_special) {
+            if is_known || (has_only_special(format.name) && !has_special) {
                 continue;
             }
             let world = World::new(format, has_special);
@@ -307,6 +325,11 @@ fn what_is_let_through_is_calls_that_their_schemas_accept() {
                     "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.",
                     " to=functions.",
                 ],
+                "inkling" => vec![
+                    "<|content_thinking|>Hm<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>",
+                    "<|content_text|>Hm<|end_message|><|message_model|>send<|content_invoke_tool_json|>",
+                    "<|content_invoke_tool_json|>{\"name\":\"",
+                ],
                 _ => vec![&*begins],
             };
             for begins in begins {
@@ -327,13 +350,14 @@ fn text_is_free_and_what_opens_a_call_is_not() {
     let functions = functions();
     for format in tool_formats() {
         for has_special in [false, true] {
-            if format.name == "harmony" && !has_special {
+            if has_only_special(format.name) && !has_special {
                 continue;
             }
             let world = World::new(format, has_special);
             let grammar = world.compile(calls(format, "", &functions).possible().unwrap().parts);
             let (before, after) = match format.name {
                 "harmony" => ("<|channel|>final<|message|>", ""),
+                "inkling" => ("<|content_text|>", "<|end_message|>"),
                 _ => ("", ""),
             };
             for text in ["Hello.", "Wörld, 1 < 2 and </b>\n\nx", "a \"quoted\" text (f(a=1))"] {
@@ -384,6 +408,7 @@ fn leaves_others_bound(odd: Value, at: &str, reason: &str) {
         assert!(told.path.starts_with(at) && told.reason.contains(reason), "{}: {told}", format.name);
         let frame = format.frame("");
         let begins = match frame.trigger {
+            _ if format.name == "inkling" => "<|content_invoke_tool_json|>{\"name\":\"".to_owned(),
             "" => format!("{}{}", frame.open, frame.before_name),
             _ if format.name == "harmony" => "<|channel|>commentary to=functions.".to_owned(),
             trigger => trigger.to_owned(),
@@ -429,7 +454,7 @@ fn transcripts_of_models_are_let_through() {
         let transcripts: Vec<Value> = lines.filter(|line| has_valid_calls(&functions, line)).collect();
         let mut refused = HashSet::new();
         for has_special in [false, true] {
-            if format.name == "harmony" && !has_special {
+            if has_only_special(format.name) && !has_special {
                 continue;
             }
             let world = World::new(format, has_special);
@@ -448,8 +473,10 @@ fn transcripts_of_models_are_let_through() {
                         let calls = Calls { reasoning, start, ..calls(format, template, &functions) };
                         world.compile(calls.possible().unwrap().parts)
                     });
-                    // It ends an answer, as a token.
-                    is_taken |= world.accepts(grammar, text.strip_suffix("<|call|>").unwrap_or(text));
+                    // They end an answer, as tokens.
+                    let ends = ["<|call|>", "<|content_model_end_sampling|>"];
+                    let text = ends.iter().find_map(|end| text.strip_suffix(end)).unwrap_or(text);
+                    is_taken |= world.accepts(grammar, text);
                 }
                 let in_text = ["a marker in a", "a line in a text that begins"];
                 let names_a_token = has_special && in_text.iter().any(|begin| note.starts_with(begin));
@@ -508,6 +535,26 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("harmony", "white space around arguments") => "nothing stands around JSON",
         ("harmony", "the recipient in the role, at the beginning") => "the prompt has written the marker",
         ("harmony", "two calls") => "a call ends the answer",
+        ("inkling", "no closing marker") => "messages are ended",
+        (
+            "gigachat3",
+            "the message ends" | "the message ends, as GigaChat 3.1 writes it" | "text after a call",
+        ) => "a call ends the answer",
+        (
+            "inkling",
+            "two calls, of which the second has no role" | "reasoning that is not ended before a call",
+        ) => "messages are ended and have roles",
+        (
+            "inkling",
+            "text that is not ended before a call" | "no closing brace" | "cut off behind the arguments",
+        ) => "messages are ended",
+        ("inkling", "an unknown tool before a known one") => "other tools are not called",
+        ("inkling", "the arguments are left out" | "arguments before the name") => {
+            "a call has a name and an object"
+        }
+        ("inkling", "a call of another name than before it") => "a call has one name",
+        ("inkling", "spaces in the call" | "white space between messages") => "there are none",
+        ("inkling", "more keys than a call has") => "there are none",
         ("kimi_k3" | "deepseek_v4", "arguments as one JSON object") => "arguments are elements",
         ("kimi_k3", "an escaped attribute") => "no such key is named in a schema",
         ("kimi_k3", "attributes in another order") => "the template has one order",
@@ -622,6 +669,11 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     let solar = |body: &str| {
         format!(
             "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{body}<|tool_call:end|>"
+        )
+    };
+    let inkling = |body: &str| {
+        format!(
+            "get_weather<|content_invoke_tool_json|>{{\"name\":\"get_weather\",\"args\":{body}}}<|end_message|>"
         )
     };
     let paris = "{\"city\": \"Paris\"}";
@@ -741,6 +793,30 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             ],
         ),
         (
+            "inkling",
+            vec![
+                inkling(paris),
+                inkling(paris).replace("get_weather<", "<"),
+                format!("{}<|message_model|>{}", inkling(paris), inkling(paris)),
+                format!("<|content_thinking|>Hm.<|end_message|><|message_model|>{}", inkling(paris)),
+                format!("<|content_text|>Hm.<|end_message|><|message_model|>{}", inkling(paris)),
+                format!("{}<|message_model|><|content_text|>Done.<|end_message|>", inkling(paris)),
+                "<|content_text|>Hello {".to_owned(),
+                "<|content_thinking|>Hm.".to_owned(),
+            ],
+            vec![
+                inkling("{}"),
+                inkling("{\"town\": \"Paris\"}"),
+                inkling(paris).replace("get_weather", "nothing"),
+                inkling(paris).replace("\"get_weather\"", "\"send\""),
+                format!("{}{}", inkling(paris), inkling(paris)),
+                format!("<|content_text|>Hm.<|end_message|><|message_model|>{}", inkling("{}")),
+                format!("<|content_text|>Hm.{}", inkling(paris)),
+                "<|content_text|>Hm.<|end_message|><|message_model|>".to_owned(),
+                "Hello.".to_owned(),
+            ],
+        ),
+        (
             "command_a",
             vec![action("{\"city\": \"Paris\"}"), "<|START_RESPONSE|>Hello.<|END_RESPONSE|>".to_owned()],
             vec![action("{\"town\": \"Paris\"}"), action("{}")],
@@ -766,8 +842,7 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
     for (name, good, bad) in cases {
         let format = tool_format(name).unwrap();
         for has_special in [false, true] {
-            if name == "harmony" && !has_special {
-                // Its markers are always special tokens.
+            if has_only_special(name) && !has_special {
                 continue;
             }
             let world = World::new(format, has_special);
@@ -1287,6 +1362,30 @@ fn text_of_a_schema_goes_after_reasoning() {
             vec![format!("{FINAL}{TEXT}"), format!("Hm.{NEXT}{TEXT}")],
         ),
         (
+            "inkling",
+            "inkling",
+            Start::Content,
+            vec![format!(
+                "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>{TEXT}<|end_message|>"
+            )],
+            vec![format!("<|content_text|>{TEXT}<|end_message|>"), format!("<|content_text|>{TEXT}")],
+            vec![
+                TEXT.to_owned(),
+                format!("<|content_text|>Hm. {TEXT}"),
+                format!("<|content_thinking|>Hm.<|end_message|>{TEXT}"),
+                format!("<|content_thinking|>Hm.<|end_message|><|message_model|>{TEXT}"),
+                format!("<|content_thinking|>{TEXT}<|end_message|>"),
+            ],
+        ),
+        (
+            "inkling",
+            "inkling",
+            Start::Reasoning,
+            vec![format!("Hm.<|end_message|><|message_model|><|content_text|>{TEXT}<|end_message|>")],
+            vec![],
+            vec![format!("<|content_text|>{TEXT}"), format!("Hm.<|end_message|><|message_model|>{TEXT}")],
+        ),
+        (
             "command_a",
             "command_a",
             Start::Content,
@@ -1371,6 +1470,12 @@ fn masks_of_free_text_are_computed_once() {
             "<|channel|>final<|message|>",
             "<|end|><|start|>assistant<|channel|>commentary to=functions.",
         ),
+        (
+            "inkling",
+            true,
+            "<|content_text|>",
+            "<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>",
+        ),
     ] {
         let format = tool_format(name).unwrap();
         let world = World::new(format, has_special);
@@ -1409,10 +1514,10 @@ fn masks_of_free_text_are_computed_once() {
 fn free_masks_are_what_would_be_computed() {
     let functions = functions();
     let mut random = Random(7);
-    for name in ["hermes", "glm45", "command_a", "minimax_m3", "llama3_json", "harmony"] {
+    for name in ["hermes", "glm45", "command_a", "minimax_m3", "llama3_json", "harmony", "inkling"] {
         let format = tool_format(name).unwrap();
         for has_special in [false, true] {
-            if name == "harmony" && !has_special {
+            if has_only_special(name) && !has_special {
                 continue;
             }
             let world = World::new(format, has_special);

@@ -166,6 +166,11 @@ mod tests {
             ("<function_calls>", "olmo3", ""),
             ("<|START_ACTION|>[ … <|START_THINKING|>", "command_a", "command_a"),
             ("[TOOL_CALLS] … [THINK]", "mistral", "mistral"),
+            (
+                "'role': 'function call' … role_sep=\"<|role_sep|>\\n\", message_sep=\"<|message_sep|>\\n\\n\"",
+                "gigachat3",
+                "",
+            ),
             ("<|start_header_id|> … <TOOLCALL>[ … '</think>'", "nemotron", "think"),
             ("'<|tool|>' … '<|/tool|>' … <|tool_call|>", "phi4_mini", ""),
             ("<|start_of_role|> … <|tool_call|>", "granite", ""),
@@ -186,6 +191,11 @@ mod tests {
             ("<|start_header_id|> … {\\\"name\\\": function name, \\\"parameters\\\": …", "llama3_json", ""),
             ("<|start_header_id|> … [func_name1(params_name1=… ", "pythonic", ""),
             ("<|channel|>analysis<|message|> … <|start|>assistant", "harmony", "harmony"),
+            (
+                "\"<|message_model|><|content_thinking|>\" … \"<|message_model|>\" ~ fn.name ~ \"<|content_invoke_tool_json|>\"",
+                "inkling",
+                "inkling",
+            ),
             ("make calls in a single JSON array: \\n\\n[{\\\"name\\\": … <|im_start|>", "json", ""),
             ("<|im_start|>", "", ""),
         ] {
@@ -211,6 +221,10 @@ mod tests {
         let solar = reasoning_format("solar_open").expect("it exists");
         assert!(solar.is_closed_after("Hi<|end|><|begin|>assistant<|think|><|end|><|begin|>assistant"));
         assert!(!solar.is_closed_after("<|begin|>user<|content|>Hi<|end|><|begin|>assistant"));
+        // Every prompt ends as reasoning does.
+        let inkling = reasoning_format("inkling").expect("it exists");
+        let prompt = "<|message_user|><|content_text|>Hi<|end_message|><|message_model|>";
+        assert!(!inkling.is_closed_after(prompt) && inkling.start_after(prompt) == Start::Content);
         let gemma = reasoning_format("gemma4").expect("it exists");
         assert_eq!(gemma.start_after("<|turn>model\n<|channel>thought\n<channel|>"), Start::Content);
         let seed = reasoning_format("seed_oss").expect("it exists");

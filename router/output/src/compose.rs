@@ -7,7 +7,7 @@ use crate::arguments;
 use crate::formats::{EndsAtCall, ReasoningFormat, ToolFormat};
 use crate::frames::Frame;
 use crate::part::{Callable, Part};
-use crate::{Start, harmony, tool_format};
+use crate::{Start, harmony, inkling, tool_format};
 
 /// What calls an answer may or must have.
 pub struct Calls<'a> {
@@ -124,6 +124,9 @@ impl Calls<'_> {
     fn possibly(&self, frame: &Frame, bodies: &Bodies) -> Vec<Part> {
         if self.format.has_channels() {
             return self.channels(bodies);
+        }
+        if self.format.has_messages() {
+            return self.messages(frame, bodies);
         }
         if frame.trigger.is_empty() {
             // Then a call is all of the answer, but for reasoning. Other text does not begin as one.
@@ -307,6 +310,38 @@ impl Calls<'_> {
         }
     }
 
+    /// Inkling: messages of any kinds, each of which ends before the next.
+    fn messages(&self, frame: &Frame, bodies: &Bodies) -> Vec<Part> {
+        let text = |text: &str| Part::Text(text.to_owned());
+        let free = || Part::Free { without: Vec::new(), not_first: None };
+        let call = vec![Part::OneOf(vec![
+            one(frame, "", bodies),
+            // The parser takes calls without the name before them.
+            one(
+                &Frame { before_arguments: "\",\"args\":", ..*frame },
+                "<|content_invoke_tool_json|>{\"name\":\"",
+                bodies,
+            ),
+        ])];
+        let said = |kind: &str| vec![text(kind), free()];
+        let said = vec![Part::OneOf(vec![said(inkling::TEXT), said(inkling::THINKING)])];
+        let mut before = vec![[said.clone(), vec![text(inkling::END)]].concat()];
+        before.extend(self.may_be_several.then(|| call.clone()));
+        let before = vec![Part::OneOf(before), text(inkling::NEXT)];
+        let last = [said, vec![optional(vec![text(inkling::END)])]].concat();
+        let answer = vec![
+            Part::Repeat { part: before, between: Vec::new(), least: 0, most: None },
+            Part::OneOf(vec![call, last]),
+        ];
+        match self.start {
+            Start::Content => answer,
+            Start::Reasoning => {
+                let goes_on = [vec![text(inkling::NEXT)], answer].concat();
+                vec![free(), optional(vec![text(inkling::END), optional(goes_on)])]
+            }
+        }
+    }
+
     /// All calls of an answer, or of one section.
     fn section(&self, frame: &Frame, open: &str, before_name: &str, bodies: &Bodies) -> Vec<Part> {
         let mut parts = vec![Part::Text(open.to_owned())];
@@ -406,11 +441,20 @@ fn reasoning_first(format: &ReasoningFormat, template: &str, start: Start) -> Ve
     }
 }
 
-/// `text` where a model writes what it tells the user: in GPT-OSS' last channel, or between the markers of a content.
+/// `text` where a model writes what it tells the user: in GPT-OSS' last channel, in Inkling's message of that kind, or between the
+/// markers of a content.
 fn as_content(tool: Option<&ToolFormat>, reasoning: Option<&ReasoningFormat>, text: Vec<Part>) -> Vec<Part> {
     let has_channels =
         tool.is_some_and(ToolFormat::has_channels) || reasoning.is_some_and(ReasoningFormat::has_channels);
+    let has_messages =
+        tool.is_some_and(ToolFormat::has_messages) || reasoning.is_some_and(ReasoningFormat::has_messages);
     let mut parts = Vec::new();
+    if has_messages {
+        parts.push(Part::Text(inkling::TEXT.to_owned()));
+        parts.extend(text);
+        parts.push(optional(vec![Part::Text(inkling::END.to_owned())]));
+        return parts;
+    }
     if has_channels {
         let headers = harmony::MESSAGE_HEADERS.iter().filter(|header| header.starts_with(harmony::FINAL));
         let headers = headers.map(|header| vec![Part::Text((*header).to_owned())]);
@@ -421,6 +465,11 @@ fn as_content(tool: Option<&ToolFormat>, reasoning: Option<&ReasoningFormat>, te
     parts.extend(text);
     parts.extend(marker);
     parts
+}
+
+/// `part`, or nothing.
+fn optional(part: Vec<Part>) -> Part {
+    Part::Repeat { part, between: Vec::new(), least: 0, most: Some(1) }
 }
 
 /// One of the markers that enclose content and may stand anywhere in free text.
@@ -456,7 +505,7 @@ fn numbered(text: &str) -> Vec<Part> {
 /// A call of one of the functions.
 fn one(frame: &Frame, before_name: &str, bodies: &Bodies) -> Vec<Part> {
     let call = |(name, arguments): &(&str, Vec<Part>)| {
-        let before = format!("{before_name}{name}{}", frame.before_arguments);
+        let before = format!("{before_name}{name}{}", frame.before_arguments.replace('%', name));
         let mut parts = numbered(&before);
         parts.extend(arguments.iter().cloned());
         parts.extend((!frame.after.is_empty()).then(|| Part::Text(frame.after.to_owned())));

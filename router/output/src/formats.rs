@@ -3,6 +3,8 @@
 //!
 //! In every list of markers one that begins with another stands before it.
 
+use crate::inkling;
+
 /// How a family of models writes tool calls.
 #[derive(Debug)]
 pub struct ToolFormat {
@@ -22,6 +24,11 @@ impl ToolFormat {
     /// The whole answer is made of channels: GPT-OSS.
     pub(crate) fn has_channels(&self) -> bool {
         matches!(self.calls[0].body, Body::Harmony)
+    }
+
+    /// The whole answer is made of messages of one kind each: Inkling.
+    pub(crate) fn has_messages(&self) -> bool {
+        matches!(self.calls[0].body, Body::Inkling)
     }
 
     /// Markers of calls within reasoning: those that stand before all calls. Of a format whose calls may do without there are
@@ -52,6 +59,11 @@ impl ReasoningFormat {
     /// As `ToolFormat::has_channels`.
     pub(crate) fn has_channels(&self) -> bool {
         self.open.is_empty()
+    }
+
+    /// As `ToolFormat::has_messages`.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.open.contains(&inkling::THINKING)
     }
 }
 
@@ -92,6 +104,8 @@ pub(crate) enum Body {
     Python,
     /// GPT-OSS: channels and recipients, in `harmony.rs`.
     Harmony,
+    /// Inkling: messages of one kind each, in `inkling.rs`.
+    Inkling,
 }
 
 #[derive(Debug)]

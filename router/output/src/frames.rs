@@ -4,8 +4,8 @@
 use serde_json::{Map, Value};
 
 use crate::formats::{Arguments, Body, Closes, ReasoningFormat, ToolFormat};
-use crate::harmony;
 use crate::json::dumps;
+use crate::{harmony, inkling};
 
 /// The text around a call. A `#` stands for a number that counts calls, a `@` for an id of ten small letters and digits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +13,7 @@ pub struct Frame {
     /// Before all calls.
     pub open: &'static str,
     pub before_name: &'static str,
+    /// A `%` stands for the name once more.
     pub before_arguments: &'static str,
     pub after: &'static str,
     pub between: &'static str,
@@ -142,6 +143,17 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             before_arguments: " <|constrain|>json<|message|>",
             after: "",
             is_single: true,
+            ..FRAME
+        },
+    ),
+    (
+        "inkling",
+        "",
+        Frame {
+            before_name: "",
+            before_arguments: "<|content_invoke_tool_json|>{\"name\":\"%\",\"args\":",
+            after: "}<|end_message|>",
+            between: "<|message_model|>",
             ..FRAME
         },
     ),
@@ -314,6 +326,27 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             between: "\n",
             trigger: "<tool_call>",
             writing: Writing::Elements(FUNCTION_ELEMENTS),
+            ..FRAME
+        },
+    ),
+    // GigaChat 3.1's.
+    (
+        "gigachat3",
+        "<|function_call|>",
+        Frame {
+            before_name: "<|function_call|>{\"name\": \"",
+            is_single: true,
+            trigger: "<|function_call|>",
+            ..FRAME
+        },
+    ),
+    (
+        "gigachat3",
+        "",
+        Frame {
+            before_name: "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"",
+            is_single: true,
+            trigger: "<|message_sep|>\n\nfunction call<|role_sep|>\n",
             ..FRAME
         },
     ),
@@ -556,6 +589,7 @@ pub fn written_calls(format: &ToolFormat, template: &str, calls: &[(&str, String
     let frame = format.frame(template);
     let one = |(index, (name, arguments)): (usize, &(&str, String))| {
         let (before, middle) = (counted(frame.before_name, index), counted(frame.before_arguments, index));
+        let middle = middle.replace('%', name);
         format!("{before}{name}{middle}{}{}", frame.writing.of_json(arguments), frame.after)
     };
     let all: Vec<String> = calls.iter().enumerate().map(one).collect();
@@ -657,6 +691,7 @@ impl ToolFormat {
                     }
                 }
                 Body::Harmony => markers.extend(harmony::SPECIAL),
+                Body::Inkling => markers.extend(inkling::SPECIAL),
                 Body::Envelope(_) | Body::Python => {}
             }
             markers
@@ -681,8 +716,12 @@ impl ReasoningFormat {
 
     /// As `ToolFormat::has_in_markers`.
     pub fn has_in_markers(&self, special: &str) -> bool {
-        let harmony = if self.has_channels() { harmony::SPECIAL } else { &[] };
-        let markers = [self.open, self.close, self.silent, harmony].concat();
+        let tokens: &[&str] = match (self.has_channels(), self.has_messages()) {
+            (true, _) => harmony::SPECIAL,
+            (_, true) => inkling::SPECIAL,
+            _ => &[],
+        };
+        let markers = [self.open, self.close, self.silent, tokens].concat();
         markers.iter().any(|marker| marker.contains(special))
     }
 }
@@ -719,6 +758,7 @@ mod tests {
         let one = |(index, name): (usize, &&str)| {
             let (before, middle) =
                 (counted(frame.before_name, index), counted(frame.before_arguments, index));
+            let middle = middle.replace('%', name);
             format!("{before}{name}{middle}{}{}", arguments(frame), frame.after)
         };
         let all: Vec<String> = calls.iter().enumerate().map(one).collect();
@@ -811,12 +851,21 @@ mod tests {
             ("gemma4", "<|\"|>", "<turn|>"),
             ("glm45", "<arg_key>", "<|user|>"),
             ("solar_open", "<|tool_call:name|>", "<|flush|>"),
+            ("inkling", "<|message_model|>", "<|message_user|>"),
+            // As its tokenizer has them, with the line breaks.
+            ("gigachat3", "<|message_sep|>\n\n", "</s>"),
+            ("gigachat3", "<|role_sep|>\n", "<|file|>"),
         ] {
             let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside), "{inside}");
             assert!(!format.has_in_markers(outside), "{outside}");
         }
-        for (format, inside) in [("think", "</think>"), ("harmony", "<|message|>"), ("mistral", "[THINK]")] {
+        for (format, inside) in [
+            ("think", "</think>"),
+            ("harmony", "<|message|>"),
+            ("mistral", "[THINK]"),
+            ("inkling", "<|content_text|>"),
+        ] {
             let format = REASONING.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside) && !format.has_in_markers("<|im_end|>"), "{inside}");
         }

@@ -21,8 +21,8 @@
 //!
 //! `formats` says what a format is made of, `tables` has them as data, `choice` finds a chat template's. `parser` goes
 //! through the text: it looks for markers (`marks`), and lets `readers` find out whether a call begins. Arguments are passed on by
-//! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` is
-//! GPT-OSS' format, which is made of channels instead. `frames` says how calls are written, `arguments` what stands in
+//! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` and
+//! `inkling` are formats that are made of messages instead. `frames` says how calls are written, `arguments` what stands in
 //! them, and `compose` makes of it what an answer has to be, for grammars. docs/tool-calls.md lists formats and rules.
 
 mod argument_schemas;
@@ -33,6 +33,7 @@ mod compose;
 mod formats;
 mod frames;
 mod harmony;
+mod inkling;
 mod json;
 mod marks;
 mod out;

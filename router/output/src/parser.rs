@@ -11,6 +11,7 @@ use crate::formats::{
     Body, Call, EndsAtCall, ReasoningFormat, Seen, ToolFormat, after_space, at_most, find, seen,
 };
 use crate::harmony::Harmony;
+use crate::inkling::Inkling;
 use crate::json::{self, Copied, Scanner};
 use crate::marks::{IN_REASONING, IN_SECTION, Mark, Marks, OUTSIDE, marks};
 use crate::out::Out;
@@ -78,6 +79,7 @@ enum State {
         list: List,
     },
     Harmony(Harmony),
+    Inkling(Inkling),
 }
 
 #[derive(Debug)]
@@ -149,10 +151,13 @@ impl Parser {
         start: Start,
     ) -> Self {
         let starts_in_reasoning = start == Start::Reasoning && reasoning.is_some();
-        let takes_calls = tool.is_some_and(ToolFormat::has_channels);
-        let is_harmony = takes_calls || reasoning.is_some_and(ReasoningFormat::has_channels);
-        let state = if is_harmony {
-            State::Harmony(Harmony::new(takes_calls, reasoning.is_some(), starts_in_reasoning))
+        let in_channels = tool.is_some_and(ToolFormat::has_channels);
+        let in_messages = tool.is_some_and(ToolFormat::has_messages);
+        let takes_reasoning = reasoning.is_some();
+        let state = if in_channels || reasoning.is_some_and(ReasoningFormat::has_channels) {
+            State::Harmony(Harmony::new(in_channels, takes_reasoning, starts_in_reasoning))
+        } else if in_messages || reasoning.is_some_and(ReasoningFormat::has_messages) {
+            State::Inkling(Inkling::new(in_messages, takes_reasoning, starts_in_reasoning))
         } else {
             State::Prose
         };
@@ -206,19 +211,27 @@ impl Parser {
                     let view = View { text, over: self.is_over, tools: &self.tools };
                     let read = harmony.step(&view, &mut self.calls, &mut out);
                     self.state = State::Harmony(harmony);
-                    match read {
-                        Some(bytes) => {
-                            self.start += bytes;
-                            Flow::On
-                        }
-                        None => Flow::Wait,
-                    }
+                    self.pass(read)
+                }
+                State::Inkling(mut inkling) => {
+                    let text = &self.text[self.start..];
+                    let view = View { text, over: self.is_over, tools: &self.tools };
+                    let read = inkling.step(&view, &mut self.calls, &mut out);
+                    self.state = State::Inkling(inkling);
+                    self.pass(read)
                 }
             };
             if let Flow::Wait = flow {
                 return;
             }
         }
+    }
+
+    /// Past what a format of its own has read.
+    fn pass(&mut self, read: Option<usize>) -> Flow {
+        let Some(bytes) = read else { return Flow::Wait };
+        self.start += bytes;
+        Flow::On
     }
 
     fn held(&self) -> &str {
@@ -392,7 +405,7 @@ impl Parser {
                 Reader::Named(NamedReader::new(call, name, arguments, through == Through::Call))
             }
             Body::Python => Reader::Python(PythonReader::new(false, true)),
-            Body::Harmony => return None,
+            Body::Harmony | Body::Inkling => return None,
         };
         Some(Attempt { which, reader, opened, at: opened, furthest: opened, through })
     }

@@ -141,7 +141,7 @@ impl EnvelopeReader {
         self.in_list
     }
 
-    fn read(&mut self, view: &View, at: &mut usize) -> Read {
+    pub(crate) fn read(&mut self, view: &View, at: &mut usize) -> Read {
         let text = view.text;
         while let Some(&byte) = text.as_bytes().get(*at) {
             let is_space = byte.is_ascii_whitespace();

@@ -4,6 +4,7 @@ use crate::formats::{
     Arguments, Body, Call, Closes, EndsAtCall, Envelope, Name, Parameters, ReasoningFormat, Section,
     ToolFormat, Unknown,
 };
+use crate::inkling;
 
 /// Templates are compared in this order: a format whose signs another has too stands after it.
 pub(crate) static TOOLS: &[ToolFormat] = &[
@@ -12,6 +13,13 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         aliases: &["gpt_oss", "gpt-oss", "openai"],
         signs: &[&["<|channel|>", "<|message|>", "<|start|>"]],
         calls: &[Call { open: &[], close: &[], body: Body::Harmony }],
+        ..FORMAT
+    },
+    ToolFormat {
+        name: "inkling",
+        aliases: &[],
+        signs: &[&["<|content_thinking|>", "<|message_model|>"]],
+        calls: &[Call { open: &[], close: &[], body: Body::Inkling }],
         ..FORMAT
     },
     ToolFormat {
@@ -183,6 +191,17 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
                     ..PARAMETERS
                 }),
             ),
+        }],
+        ..FORMAT
+    },
+    ToolFormat {
+        name: "gigachat3",
+        aliases: &["gigachat"],
+        signs: &[&["<|role_sep|>", "function call"]],
+        calls: &[Call {
+            open: &["<|message_sep|>\n\nfunction call<|role_sep|>\n", "<|function_call|>"],
+            close: &["<|message_sep|>\n\n", "<|message_sep|>"],
+            body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
         }],
         ..FORMAT
     },
@@ -533,6 +552,16 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         signs: &[&["<|channel|>", "<|message|>", "<|start|>"]],
         open: &[],
         close: &[],
+        ..REASONING_FORMAT
+    },
+    ReasoningFormat {
+        name: "inkling",
+        aliases: &[],
+        signs: &[&["<|content_thinking|>", "<|message_model|>"]],
+        open: &[inkling::THINKING],
+        close: &["<|end_message|><|message_model|>", "<|end_message|>"],
+        // Every message ends as reasoning does.
+        off: &["<|content_thinking|><|end_message|><|message_model|>"],
         ..REASONING_FORMAT
     },
     ReasoningFormat {

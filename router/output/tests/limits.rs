@@ -133,6 +133,17 @@ fn a_megabyte_takes_linear_time() {
         ("harmony", "", "<|channel|>commentary to=functions.f<|message|>{\"a\": \"b\"}<|call|>"),
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{\"a\": ", "<|"),
         ("harmony", "<|channel|>", " "),
+        ("inkling", "", "<|message_model|>"),
+        ("inkling", "", "<|end_message|>f"),
+        ("inkling", "<|content_thinking|>", "some words < "),
+        (
+            "inkling",
+            "",
+            "f<|content_invoke_tool_json|>{\"name\":\"f\",\"args\":{\"a\":\"b\"}}<|end_message|>",
+        ),
+        ("inkling", "<|content_invoke_tool_json|>{\"name\":\"f\",\"args\":{\"a\": ", "<|"),
+        ("inkling", "<|content_invoke_tool_json|>{\"args\":{\"a\":\"", "x"),
+        ("inkling", "f<|content_invoke_tool_json|>", " "),
     ] {
         check(format, beginning, part);
     }
@@ -175,6 +186,9 @@ fn prose_is_given_out_at_once() {
         let mut parser = Parser::new(Some(format), None, tools().into(), Start::Content);
         let text = "Hello, this is an answer (f) with 1 < 2.";
         let mut deltas = Vec::new();
+        if format.name == "inkling" {
+            parser.push("<|content_text|>", &mut deltas);
+        }
         for (at, _) in text.char_indices() {
             parser.push(&text[at..=at], &mut deltas);
             let given = Answer::of(&deltas).content;

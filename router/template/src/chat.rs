@@ -69,6 +69,13 @@ pub struct ChatTemplates {
     sources: Vec<String>,
     /// `bos_token`, `eos_token` and so on.
     tokens: Map<String, Json>,
+    /// Variables of chats that do not give these themselves.
+    defaults: Map<String, Json>,
+}
+
+/// Whether a variable may have a default: not those that say what a chat is made of, which every chat says itself.
+pub fn may_be_default(variable: &str) -> bool {
+    !RESERVED.contains(&variable) && !["chat_template", "documents"].contains(&variable)
 }
 
 impl ChatTemplates {
@@ -85,7 +92,13 @@ impl ChatTemplates {
                 (name.clone(), template.map_err(|error| complain(name, error.to_string())).ok())
             })
             .collect();
-        Self { named, sources: sources.iter().map(|(_, source)| source.clone()).collect(), tokens }
+        let sources = sources.iter().map(|(_, source)| source.clone()).collect();
+        Self { named, sources, tokens, defaults: Map::new() }
+    }
+
+    /// `defaults` are variables of all chats that do not give these themselves.
+    pub fn with_defaults(self, defaults: Map<String, Json>) -> Self {
+        Self { defaults, ..self }
     }
 
     /// The text of the template that a chat with or without tools is rendered with, unless it names another.
@@ -217,6 +230,7 @@ impl ChatTemplates {
         client: &CancellationToken,
     ) -> Result<String, ChatError> {
         let mut variables = self.tokens.clone();
+        variables.extend(self.defaults.clone());
         variables.insert("documents".to_owned(), Json::Null);
         variables.extend(chat.variables.clone());
         variables.remove("chat_template");
@@ -325,6 +339,27 @@ fn refusal(error: &Error) -> ChatError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chats_own_variables_go_before_defaults() {
+        let source = "{{ enable_thinking | default(false) }} {{ budget }} {{ bos_token }}";
+        let tokens = Map::from_iter([("bos_token".to_owned(), json!("<s>"))]);
+        let sources = [("default".to_owned(), source.to_owned())];
+        let templates = ChatTemplates::compile(&sources, tokens, |name, why| panic!("{name}: {why}"));
+        let defaults = json!({"enable_thinking": true, "budget": 5});
+        let templates = templates.with_defaults(defaults.as_object().unwrap().clone());
+        for (own, shown) in [
+            (json!({}), "True 5 <s>"),
+            (json!({"enable_thinking": false}), "False 5 <s>"),
+            (json!({"enable_thinking": null, "budget": 1}), "None 1 <s>"),
+        ] {
+            let chat = Chat { variables: own.as_object().unwrap().clone(), ..Chat::default() };
+            assert_eq!(templates.rendered(&chat).unwrap(), shown, "{own}");
+        }
+        for name in ["messages", "tools", "add_generation_prompt", "chat_template", "documents"] {
+            assert!(!may_be_default(name), "{name}");
+        }
+    }
 
     impl ChatTemplates {
         fn rendered(&self, chat: &Chat) -> Result<String, ChatError> {

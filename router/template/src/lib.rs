@@ -36,7 +36,7 @@ use serde_json::{Map, Value as Json};
 use tokio_util::sync::CancellationToken;
 
 use budget::{Budget, LIMITS, Limits};
-pub use chat::{Chat, ChatError, ChatTemplates, InvalidChat};
+pub use chat::{Chat, ChatError, ChatTemplates, InvalidChat, may_be_default};
 use eval::Renderer;
 pub use lexer::SyntaxError;
 use value::Value;

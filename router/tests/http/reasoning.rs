@@ -22,6 +22,10 @@ struct Model {
 
 impl Model {
     async fn of(flags: &[&'static str]) -> Self {
+        Self::of_template(TEMPLATE, flags).await
+    }
+
+    async fn of_template(chat_template: &'static str, flags: &[&'static str]) -> Self {
         let vocabulary = Vocabulary::Bytes(vec!["<think>", "</think>"]);
         let dictation = Dictation::default();
         let mock = MockConfig {
@@ -32,8 +36,7 @@ impl Model {
             ..MockConfig::default()
         };
         let flags = [flags, &["--grammar-timeout-ms", "60000"]].concat();
-        let served =
-            Served::ready(Setup { vocabulary, mock, flags, chat_template: TEMPLATE, ..Setup::default() });
+        let served = Served::ready(Setup { vocabulary, mock, flags, chat_template, ..Setup::default() });
         Self { served: served.await, dictation }
     }
 
@@ -187,6 +190,47 @@ async fn tokens_of_reasoning_are_counted_alike() {
         assert_eq!(counted(&model.ask(CHAT, json!({})).await["usage"]), *expected, "{says}");
         let chunks = model.served.events(CHAT, stream.clone()).await;
         assert_eq!(counted(&chunks.last().expect("chunks")["usage"]), *expected, "{says}");
+    }
+}
+
+/// Laguna XS-2.1 and others reason only if they are told to, which many clients cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn variables_of_the_chat_template_have_defaults_which_a_request_goes_before() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|turn|>\
+        {% if enable_thinking | default(false) %}<think>{% else %}<think></think>{% endif %}{% endif %}";
+    let defaults = r#"{"enable_thinking": true}"#;
+    for (flags, reasons) in [(&[][..], false), (&["--default-chat-template-kwargs", defaults], true)] {
+        let model = Model::of_template(template, flags).await;
+        let (on, off) = ("Hm.</think>Here.", "Here.");
+        for (more, reasons) in [
+            (json!({}), reasons),
+            (json!({"chat_template_kwargs": {"enable_thinking": false}}), false),
+            (json!({"chat_template_kwargs": {"enable_thinking": true}}), true),
+            (json!({"chat_template_kwargs": {"other": 1}}), reasons),
+            (json!({"reasoning_effort": "none"}), false),
+            (json!({"reasoning_effort": "high"}), true),
+        ] {
+            model.says(if reasons { on } else { off });
+            let answer = model.ask(CHAT, more.clone()).await;
+            let message = &answer["choices"][0]["message"];
+            let thought = if reasons { json!("Hm.") } else { Value::Null };
+            assert_eq!(
+                (&message["content"], &message["reasoning_content"]),
+                (&json!("Here."), &thought),
+                "{flags:?} {more}"
+            );
+        }
+        for (thinking, reasons) in [(None, reasons), (Some("disabled"), false)] {
+            model.says(if reasons { on } else { off });
+            let more = thinking.map_or(json!({}), |kind| json!({"thinking": {"type": kind}}));
+            let answer = model.ask(MESSAGES, more).await;
+            let blocks = answer["content"].as_array().expect("blocks");
+            assert_eq!(
+                blocks.iter().any(|block| block["type"] == "thinking"),
+                reasons,
+                "{flags:?} {thinking:?}: {answer}"
+            );
+        }
     }
 }
 

@@ -18,6 +18,14 @@ const SPECIAL: &[&str] = &[
     "<|constrain|>",
     "<|call|>",
     "<|end|>",
+    "<|message_sep|>\n\n",
+    "<|role_sep|>\n",
+    "<|function_call|>",
+    "<|message_model|>",
+    "<|content_text|>",
+    "<|content_thinking|>",
+    "<|content_invoke_tool_json|>",
+    "<|end_message|>",
     "<|open|>",
     "<|close|>",
     "<|sep|>",
@@ -104,6 +112,8 @@ fn template(format: &str) -> String {
         "hermes" => return family!("qwen2_5"),
         "pythonic" => return family!("llama3_3_pythonic"),
         "llama3_json" => return family!("llama3_1"),
+        "inkling" => "<|content_thinking|><|message_model|>",
+        "gigachat3" => "function call <|role_sep|>",
         "kimi_k3" => "<|open|>tools<|sep|>",
         "kimi_k2" => "<|tool_calls_section_begin|>",
         "deepseek_v4" => "<｜DSML｜tool_calls>",
@@ -721,11 +731,13 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     let asked = json!([{"role": "user", "content": "Paris?"}]);
     let thought = match family.shown(&asked).await {
         _ if format == "harmony" => "<|channel|>analysis<|message|>So.<|end|><|start|>assistant",
+        _ if format == "inkling" => "<|content_thinking|>So.<|end_message|><|message_model|>",
         prompt if prompt.trim_end().ends_with("<think>") => "So.</think>",
         _ => "",
     };
     let said = match format {
         "harmony" => format!("<|channel|>commentary<|message|>{before}<|end|><|start|>assistant"),
+        "inkling" => format!("<|content_text|>{before}<|end_message|><|message_model|>"),
         _ => before.to_owned(),
     };
     family.says(&format!("{thought}{said}{call}"));
@@ -742,7 +754,11 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     );
 
     let prose = "It will be < 5 degrees, or [so] he says: 1 } 2.";
-    let channel = if format == "harmony" { "<|channel|>final<|message|>" } else { "" };
+    let channel = match format {
+        "harmony" => "<|channel|>final<|message|>",
+        "inkling" => "<|content_text|>",
+        _ => "",
+    };
     family.says(&format!("{thought}{channel}{prose}"));
     let answered = family.ask(json!({})).await;
     assert_eq!(answered["message"]["content"], prose, "{format}");

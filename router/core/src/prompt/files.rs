@@ -40,6 +40,8 @@ pub struct ModelFiles {
     /// The chat templates, each with its name, and the file or folder that they are in. A model with one calls
     /// it `default`.
     pub chat_templates: Option<(Sources, PathBuf)>,
+    /// What chats that do not say it themselves give the templates.
+    pub template_defaults: Map<String, Value>,
 }
 
 impl ModelFiles {
@@ -107,7 +109,34 @@ impl ModelFiles {
         let in_config = chat_templates_of(&config).map(|sources| (sources, config_file));
         let in_folder = read_chat_templates(dir)?;
         let chat_templates = if own_config { in_folder.or(in_config) } else { in_config.or(in_folder) };
-        Ok(Self { tokenizer, special, named_tokens, chat_templates })
+        let template_defaults = template_defaults(dir);
+        Ok(Self { tokenizer, special, named_tokens, chat_templates, template_defaults })
+    }
+}
+
+/// Of `generation_config.json` (Laguna XS-2.1). Nothing else of the file is read here, and without it chats are served as well.
+fn template_defaults(dir: &Path) -> Map<String, Value> {
+    let file = dir.join("generation_config.json");
+    let fields = match read_json(&file) {
+        Ok(fields) => fields.unwrap_or_default(),
+        Err(error) => {
+            tracing::warn!("{error}");
+            return Map::new();
+        }
+    };
+    match fields.get("default_chat_template_kwargs") {
+        Some(Value::Object(given)) => {
+            let given = given.iter().filter(|(name, _)| penstock_template::may_be_default(name));
+            given.map(|(name, value)| (name.clone(), value.clone())).collect()
+        }
+        None | Some(Value::Null) => Map::new(),
+        Some(_) => {
+            tracing::warn!(
+                "{}: `default_chat_template_kwargs` is no object, and has no effect",
+                file.display()
+            );
+            Map::new()
+        }
     }
 }
 
@@ -319,6 +348,21 @@ mod tests {
         let folder = Folder::new(&[("tokenizer.json", bomb.to_string())]);
         let text = error(folder.read());
         assert!(text.contains("tokenizer.json: is not valid: its normalizer"), "{text}");
+    }
+
+    #[test]
+    fn a_repository_may_have_variables_for_its_templates() {
+        let of = |generation: &str| {
+            let read = Folder::new(&[("generation_config.json", generation.to_owned())]).read().unwrap();
+            Value::from(read.template_defaults)
+        };
+        let given = r#"{"default_chat_template_kwargs": {"enable_thinking": true, "messages": []}}"#;
+        assert_eq!(of(given), json!({"enable_thinking": true}));
+        for nothing in
+            ["{}", r#"{"default_chat_template_kwargs": null}"#, r#"{"default_chat_template_kwargs": 5}"#, "{"]
+        {
+            assert_eq!(of(nothing), json!({}), "{nothing}");
+        }
     }
 
     #[test]

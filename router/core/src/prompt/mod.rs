@@ -17,9 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_proto::ids::TokenId;
-pub use penstock_template::{Chat, InvalidChat};
+pub use penstock_template::{Chat, InvalidChat, may_be_default};
 use penstock_template::{ChatError, ChatTemplates};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking::{BlockingPool, SHORT, Undone};
@@ -132,13 +132,31 @@ impl Prompt {
         tokenizer_config: Option<&Path>,
         workers: u32,
     ) -> Result<Self, LoadError> {
+        Self::load_with(dir, tokenizer, tokenizer_config, &Map::new(), workers)
+    }
+
+    /// `defaults` are variables of chats that do not give these themselves; they go before those of the model's files.
+    pub fn load_with(
+        dir: &Path,
+        tokenizer: Option<&Path>,
+        tokenizer_config: Option<&Path>,
+        defaults: &Map<String, Value>,
+        workers: u32,
+    ) -> Result<Self, LoadError> {
         let files = ModelFiles::read(dir, tokenizer, tokenizer_config)?;
         let eos = files.named_tokens.get("eos_token").and_then(Value::as_str);
         let eos = eos.and_then(|name| files.tokenizer.token_to_id(name)).map(TokenId);
+        let mut variables = files.template_defaults;
+        variables.extend(defaults.clone());
         let template = files.chat_templates.map(|(sources, file)| {
-            ChatTemplates::compile(&sources, files.named_tokens, |name, reason| {
+            if !variables.is_empty() {
+                let shown = Value::from(variables.clone());
+                tracing::info!("chats that say nothing else have the template's variables {shown}");
+            }
+            let templates = ChatTemplates::compile(&sources, files.named_tokens, |name, reason| {
                 tracing::warn!("{}", files::does_not_compile(&file, name, &reason));
-            })
+            });
+            templates.with_defaults(variables)
         });
         if template.is_none() {
             tracing::info!("{NO_TEMPLATE}");

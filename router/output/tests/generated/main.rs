@@ -10,7 +10,7 @@ use penstock_output::{
 };
 use random::{Random, Wanted, arguments, prose, sentinel, sentinels, tools};
 use serde_json::Value;
-use writers::{Writer, answer, harmony, writers};
+use writers::{Writer, answer, harmony, inkling, writers};
 
 /// Answers of each writer. PENSTOCK_OUTPUT_ANSWERS asks for more.
 fn answers() -> usize {
@@ -177,25 +177,37 @@ fn every_format_gives_back_what_was_written() {
 #[test]
 fn every_format_is_written() {
     let writers = writers();
-    for format in tool_formats().map(|format| format.name).filter(|name| *name != "harmony") {
+    for format in tool_formats().map(|format| format.name).filter(|name| of_messages(name).is_none()) {
         assert!(writers.iter().any(|writer| writer.format == format), "{format}");
     }
-    for format in reasoning_formats().map(|format| format.name).filter(|name| *name != "harmony") {
+    for format in reasoning_formats().map(|format| format.name).filter(|name| of_messages(name).is_none()) {
         assert!(writers.iter().any(|writer| writer.reasoning == format), "{format}");
     }
 }
 
 #[test]
-fn harmony_gives_back_what_was_written() {
+fn formats_of_messages_give_back_what_was_written() {
     let tools = tools();
-    let formats = Formats { tool: tool_format("harmony"), reasoning: reasoning_format("harmony") };
     let writer = writers().remove(0);
-    for seed in 0..answers() * 2 {
-        let mut random = Random(seed as u64);
-        let wanted = wanted(&mut random, &writer);
-        let text = harmony(&wanted);
-        let found = check_splits(formats, &tools, &text, &mut random, seed % 4 == 0);
-        assert_found(&found, &wanted, &text);
+    for name in ["harmony", "inkling"] {
+        let formats = Formats { tool: tool_format(name), reasoning: reasoning_format(name) };
+        let write = of_messages(name).expect("it is one");
+        for seed in 0..answers() * 2 {
+            let mut random = Random(seed as u64);
+            let wanted = wanted(&mut random, &writer);
+            let text = write(&wanted);
+            let found = check_splits(formats, &tools, &text, &mut random, seed % 4 == 0);
+            assert_found(&found, &wanted, &text);
+        }
+    }
+}
+
+/// How all of an answer is written in formats that are made of messages.
+fn of_messages(format: &str) -> Option<fn(&Wanted) -> String> {
+    match format {
+        "harmony" => Some(harmony),
+        "inkling" => Some(inkling),
+        _ => None,
     }
 }
 
@@ -329,12 +341,16 @@ fn spoiled_answers_lose_nothing() {
     let tools = tools();
     let mut all = writers();
     all.push(Writer { format: "harmony", reasoning: "harmony", ..writers().remove(0) });
+    all.push(Writer { format: "inkling", reasoning: "inkling", ..writers().remove(0) });
     for (number, writer) in all.iter().enumerate() {
         let formats = formats_of(writer);
         for seed in 0..answers() * 4 {
             let mut random = Random((77_000_000 + number * 1_000_000 + seed) as u64);
             let wanted = wanted(&mut random, writer);
-            let text = if writer.format == "harmony" { harmony(&wanted) } else { answer(writer, &wanted) };
+            let text = match of_messages(writer.format) {
+                Some(write) => write(&wanted),
+                None => answer(writer, &wanted),
+            };
             let text = spoil(&mut random, &text);
             let found = check_splits(formats, &tools, &text, &mut random, seed % 16 == 0);
             assert_nothing_lost(&found, &text);

@@ -59,6 +59,25 @@ pub fn writers() -> Vec<Writer> {
             ..WRITER
         },
         Writer {
+            format: "gigachat3",
+            many: false,
+            write: |calls| {
+                each(calls, "", |n, a| {
+                    let call = envelope(n, a, "name", "arguments");
+                    format!("<|message_sep|>\n\nfunction call<|role_sep|>\n{call}<|message_sep|>\n\n")
+                })
+            },
+            ..WRITER
+        },
+        Writer {
+            format: "gigachat3",
+            many: false,
+            write: |calls| {
+                each(calls, "", |n, a| format!("<|function_call|>{}", envelope(n, a, "name", "arguments")))
+            },
+            ..WRITER
+        },
+        Writer {
             format: "granite_20b_fc",
             write: |calls| {
                 each(calls, "\n", |n, a| format!("<function_call> {}", envelope(n, a, "name", "arguments")))
@@ -642,6 +661,27 @@ pub fn harmony(wanted: &Wanted) -> String {
         messages.push(format!("<|channel|>final<|message|>{}<|return|>", wanted.after));
     }
     messages.join("<|start|>assistant")
+}
+
+pub fn inkling(wanted: &Wanted) -> String {
+    let mut messages = Vec::new();
+    if !wanted.reasoning.is_empty() {
+        messages.push(format!("<|content_thinking|>{}<|end_message|>", wanted.reasoning));
+    }
+    if !wanted.before.is_empty() {
+        messages.push(format!("<|content_text|>{}<|end_message|>", wanted.before));
+    }
+    for (at, (name, arguments)) in wanted.calls.iter().enumerate() {
+        let arguments = json(&arguments.clone().into());
+        let named = if at % 3 == 2 { "" } else { name };
+        messages.push(format!(
+            "{named}<|content_invoke_tool_json|>{{\"name\":\"{name}\",\"args\":{arguments}}}<|end_message|>"
+        ));
+    }
+    if !wanted.after.is_empty() {
+        messages.push(format!("<|content_text|>{}<|content_model_end_sampling|>", wanted.after));
+    }
+    messages.join("<|message_model|>")
 }
 
 fn each(calls: Calls, between: &str, write: impl Fn(&str, &Map<String, Value>) -> String) -> String {
