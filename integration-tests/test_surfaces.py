@@ -170,23 +170,25 @@ FAILS_MIDWAY = {
 
 
 @pytest.mark.parametrize(
-    ("path", "form", "begins"),
+    ("path", "form", "begins", "ends"),
     [
-        (RESPONSES, {"text": {"format": FAILS_MIDWAY}}, ["response.created", "response.in_progress", *in_responses("text")[:3]]),
-        (MESSAGES, {"output_config": {"format": FAILS_MIDWAY}}, ["message_start", *in_messages("text")[:2]]),
+        (RESPONSES, {"text": {"format": FAILS_MIDWAY}}, ["response.created", "response.in_progress", *in_responses("text")[:3]], ["error", "response.failed"]),
+        (MESSAGES, {"output_config": {"format": FAILS_MIDWAY}}, ["message_start", *in_messages("text")[:2]], ["error"]),
     ],
 )  # fmt: skip
 def test_what_fails_midway_ends_with_an_error(
-    address: wire.Address, path: str, form: dict[str, Any], begins: list[str]
+    address: wire.Address, path: str, form: dict[str, Any], begins: list[str], ends: list[str]
 ) -> None:
     events = list(streamed(address, path, asked(path, "Hello!", **form)))
-    assert order(events) == [*begins, "error"]
-    error = events[-1]
+    assert order(events) == [*begins, *ends]
+    error = events[-len(ends)]["error"]
     if path == RESPONSES:
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert error["code"] == "generation" and error["param"] is None
+        response = events[-1]["response"]
+        assert response["status"] == "failed"
+        assert response["error"] == {"code": error["code"], "message": error["message"]}
     else:
-        error = error["error"]
         assert error["type"] == "api_error"
     assert error["message"].endswith("it needs more than 4200 parser items for a byte"), error
     whole = wire.post(address, path, asked(path, "Hello!", **form))

@@ -538,7 +538,10 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
         ("inkling", "no closing marker") => "messages are ended",
         (
             "gigachat3",
-            "the message ends" | "the message ends, as GigaChat 3.1 writes it" | "text after a call",
+            "the message ends"
+            | "the message ends, as GigaChat 3.1 writes it"
+            | "text after a call"
+            | "two calls",
         ) => "a call ends the answer",
         (
             "inkling",

@@ -689,6 +689,18 @@ impl Parser {
         let mut at = after_space(held, 0);
         let wait = |call, list| State::Ended { call, list };
         if at <= MAX_SPACE {
+            // What closes it may begin the next one.
+            let begins =
+                |open: &&&str| call.close.iter().any(|close| !close.is_empty() && open.starts_with(close));
+            let opens: Vec<&str> = call.open.iter().filter(begins).copied().collect();
+            match seen(&opens, held, at, is_over) {
+                Seen::Found(..) => return Flow::On,
+                Seen::Partly => {
+                    self.state = wait(call, list);
+                    return Flow::Wait;
+                }
+                Seen::Nothing => {}
+            }
             match seen(call.close, held, at, is_over) {
                 Seen::Found(bytes, ()) => {
                     self.skip(at + bytes);

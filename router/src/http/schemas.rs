@@ -8,7 +8,7 @@ use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use crate::http::anthropic::request::MessageParam;
+use crate::http::anthropic::messages::MessageParam;
 use crate::http::anthropic::{Event, Message, TokenCount};
 use crate::http::block_events::Told;
 use crate::http::error::{AnthropicError, OpenAiError, TgiError};
@@ -16,7 +16,7 @@ use crate::http::kserve::{About, Inferred, Live, Ready};
 use crate::http::openai::chat::{ChatChunk, ChatCompletion};
 use crate::http::openai::completions::{Completion, CompletionChunk};
 use crate::http::openai::responses::answer::{Event as ResponseEvent, Response};
-use crate::http::openai::responses::request::InputItem;
+use crate::http::openai::responses::input::InputItem;
 use crate::http::ops::{Info, Model, Models};
 use crate::http::platforms::Predictions;
 use crate::http::tgi::{Generated, StreamEvent};

@@ -1,7 +1,8 @@
-//! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`. `request` makes a chat of what is asked; here are
-//! the answers, whole and as events.
+//! Anthropic's dialect: `/v1/messages` and `/v1/messages/count_tokens`. `request` makes a chat of what is asked, with what
+//! `messages` reads; here are the answers, whole and as events.
 
 mod client_tools;
+pub mod messages;
 pub mod request;
 
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! `/v1/responses`, without memory: what is asked comes whole, nothing of the answer is kept. `request` makes a chat of
-//! it, and `answer` has the types of what is answered; here they are made, whole and as events.
+//! it, with the items that `input` reads, and `answer` has the types of what is answered; here they are made, whole and as events.
 
 pub mod answer;
+pub mod input;
 pub mod request;
 mod search;
 
