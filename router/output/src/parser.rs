@@ -690,8 +690,11 @@ impl Parser {
         let wait = |call, list| State::Ended { call, list };
         if at <= MAX_SPACE {
             // What closes it may begin the next one.
-            let begins =
-                |open: &&&str| call.close.iter().any(|close| !close.is_empty() && open.starts_with(close));
+            let goes_on = |rest: &str| !rest.trim_ascii().is_empty();
+            let begins = |open: &&&str| {
+                let mut closes = call.close.iter().filter(|close| !close.is_empty());
+                closes.any(|close| open.strip_prefix(close).is_some_and(goes_on))
+            };
             let opens: Vec<&str> = call.open.iter().filter(begins).copied().collect();
             match seen(&opens, held, at, is_over) {
                 Seen::Found(..) => return Flow::On,
