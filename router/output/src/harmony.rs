@@ -6,7 +6,8 @@
 //! harmony guide.
 
 use crate::formats::{Seen, after_space, at_most, find, seen};
-use crate::json::{self, Copied, Scanner};
+use crate::json::Scanner;
+use crate::messages::{self, Arguments, Body};
 use crate::out::Out;
 use crate::readers::View;
 
@@ -69,14 +70,6 @@ enum State {
     Call(String, usize),
     Json(Scanner),
     Broken,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Body {
-    Content,
-    Reasoning,
-    /// A message that is not for the client: with its markers.
-    Verbatim,
 }
 
 impl Harmony {
@@ -151,10 +144,7 @@ impl Harmony {
             State::Body(body) => {
                 let body = *body;
                 let (end, found) = find(MARKERS, text, 0, over);
-                match body {
-                    Body::Reasoning => out.reasoning(&text[..end]),
-                    Body::Content | Body::Verbatim => out.content(&text[..end]),
-                }
+                body.tell(&text[..end], out);
                 match found {
                     Seen::Found(bytes, ()) => {
                         let marker = &text[end..end + bytes];
@@ -187,38 +177,28 @@ impl Harmony {
                 self.state = State::Body(Body::Verbatim);
                 Some(header)
             }
-            State::Json(scanner) => {
-                let mut json = String::new();
-                let copied = json::copy(scanner, text, &mut json);
-                out.arguments(*calls - 1, &json);
-                match copied {
-                    Copied::All(bytes) => {
-                        out.ends(*calls - 1, true);
-                        self.state = State::Between;
-                        Some(bytes)
-                    }
-                    Copied::Wrong(bytes) => {
-                        self.state = State::Broken;
-                        Some(bytes)
-                    }
-                    Copied::Some(bytes) if over => {
-                        out.arguments(*calls - 1, &text[bytes..]);
-                        out.ends(*calls - 1, false);
-                        self.state = State::Between;
-                        Some(text.len())
-                    }
-                    Copied::Some(bytes) => (bytes > 0).then_some(bytes),
-                }
-            }
-            State::Broken => {
-                let (end, found) = find(MARKERS, text, 0, over);
-                out.arguments(*calls - 1, &text[..end]);
-                if matches!(found, Seen::Found(..)) || over {
-                    out.ends(*calls - 1, false);
+            State::Json(scanner) => match messages::arguments(scanner, view, *calls - 1, out) {
+                Arguments::Whole(bytes) => {
+                    out.ends(*calls - 1, true);
                     self.state = State::Between;
-                    return Some(end);
+                    Some(bytes)
                 }
-                (end > 0).then_some(end)
+                Arguments::Wrong(bytes) => {
+                    self.state = State::Broken;
+                    Some(bytes)
+                }
+                Arguments::CutOff(bytes) => {
+                    self.state = State::Between;
+                    Some(bytes)
+                }
+                Arguments::Part(read) => read,
+            },
+            State::Broken => {
+                let (read, has_ended) = messages::wrong_arguments(MARKERS, view, *calls - 1, out);
+                if has_ended {
+                    self.state = State::Between;
+                }
+                read
             }
         }
     }

@@ -5,7 +5,8 @@
 //! its function's name, which the model may leave out. The format is that of the model's chat template.
 
 use crate::formats::{Envelope, Seen, at_most, find};
-use crate::json::{self, Copied, Scanner};
+use crate::json::Scanner;
+use crate::messages::{self, Arguments, Body};
 use crate::out::Out;
 use crate::readers::{EnvelopeReader, Given, Read, View};
 
@@ -63,14 +64,6 @@ enum State {
     Broken,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Body {
-    Content,
-    Reasoning,
-    /// A message that is not for the client: with its markers.
-    Verbatim,
-}
-
 impl Inkling {
     pub(crate) fn new(takes_calls: bool, takes_reasoning: bool, starts_in_reasoning: bool) -> Self {
         let state = if starts_in_reasoning { State::Body(Body::Reasoning) } else { State::Header(0) };
@@ -108,10 +101,7 @@ impl Inkling {
             State::Body(body) => {
                 let body = *body;
                 let (end, found) = find(SPECIAL, text, 0, over);
-                match body {
-                    Body::Reasoning => out.reasoning(&text[..end]),
-                    Body::Content | Body::Verbatim => out.content(&text[..end]),
-                }
+                body.tell(&text[..end], out);
                 match found {
                     Seen::Found(bytes, ()) => {
                         self.state = State::Header(0);
@@ -159,29 +149,22 @@ impl Inkling {
                     }
                 }
             }
-            State::Json(reader, scanner) => {
-                let mut json = String::new();
-                let copied = json::copy(scanner, text, &mut json);
-                out.arguments(*calls - 1, &json);
-                match copied {
-                    Copied::All(bytes) => {
-                        let reader = std::mem::replace(reader, EnvelopeReader::new(&ENVELOPE, true));
-                        self.state = State::Rest(reader, 0);
-                        Some(bytes)
-                    }
-                    Copied::Wrong(bytes) => {
-                        self.state = State::Broken;
-                        Some(bytes)
-                    }
-                    Copied::Some(bytes) if over => {
-                        out.arguments(*calls - 1, &text[bytes..]);
-                        out.ends(*calls - 1, false);
-                        self.state = State::Header(0);
-                        Some(text.len())
-                    }
-                    Copied::Some(bytes) => (bytes > 0).then_some(bytes),
+            State::Json(reader, scanner) => match messages::arguments(scanner, view, *calls - 1, out) {
+                Arguments::Whole(bytes) => {
+                    let reader = std::mem::replace(reader, EnvelopeReader::new(&ENVELOPE, true));
+                    self.state = State::Rest(reader, 0);
+                    Some(bytes)
                 }
-            }
+                Arguments::Wrong(bytes) => {
+                    self.state = State::Broken;
+                    Some(bytes)
+                }
+                Arguments::CutOff(bytes) => {
+                    self.state = State::Header(0);
+                    Some(bytes)
+                }
+                Arguments::Part(read) => read,
+            },
             State::Rest(reader, at) => {
                 let limit = at_most(text, MAX_HEADER);
                 let is_long = limit < text.len();
@@ -197,14 +180,11 @@ impl Inkling {
                 Some(read)
             }
             State::Broken => {
-                let (end, found) = find(SPECIAL, text, 0, over);
-                out.arguments(*calls - 1, &text[..end]);
-                if matches!(found, Seen::Found(..)) || over {
-                    out.ends(*calls - 1, false);
+                let (read, has_ended) = messages::wrong_arguments(SPECIAL, view, *calls - 1, out);
+                if has_ended {
                     self.state = State::Header(0);
-                    return Some(end);
                 }
-                (end > 0).then_some(end)
+                read
             }
         }
     }

@@ -22,7 +22,7 @@
 //! `formats` says what a format is made of, `tables` has them as data, `choice` finds a chat template's. `parser` goes
 //! through the text: it looks for markers (`marks`), and lets `readers` find out whether a call begins. Arguments are passed on by
 //! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` and
-//! `inkling` are formats that are made of messages instead. `frames` says how calls are written, `arguments` what stands in
+//! `inkling` are formats that are made of messages instead (`messages`). `frames` says how calls are written, `arguments` what stands in
 //! them, and `compose` makes of it what an answer has to be, for grammars. docs/tool-calls.md lists formats and rules.
 
 mod argument_schemas;
@@ -36,6 +36,7 @@ mod harmony;
 mod inkling;
 mod json;
 mod marks;
+mod messages;
 mod out;
 mod parameters;
 mod parser;
