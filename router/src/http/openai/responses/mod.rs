@@ -34,7 +34,7 @@ use answer::{
     Echo, ErrorDetail, Event, Failure, IncompleteDetails, InputTokensDetails, Item, OutputTokensDetails,
     Part, ResponseUsage, Role, Status,
 };
-use request::{ResponseRequest, Thoughts};
+use request::{ReasoningOutput, ResponseRequest};
 
 pub async fn responses(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::OpenAi, answered).await
@@ -44,13 +44,13 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
     let prompt = context.loaded()?.serving.prompt.clone();
     let read = body::parse_apart(context.server(), context.origin(), body, |fields, server, client| {
         let limits = fields.limits();
-        let ResponseRequest { chat, echo, service_tier, thoughts } =
+        let ResponseRequest { chat, echo, service_tier, reasoning_output } =
             request::parse(fields, &server.config.model_id)?;
         let mut prepared = chat.prepare(server.loaded()?, client)?;
         prepared.params.warnings = prepared.params.warnings.settle(limits)?;
-        Ok((prepared, echo, service_tier, thoughts))
+        Ok((prepared, echo, service_tier, reasoning_output))
     });
-    let (prepared, echo, service_tier, thoughts) = read.await?;
+    let (prepared, echo, service_tier, reasoning_output) = read.await?;
     let Prepared { mut params, request, logprobs, reading, prompt_characters, names } = prepared;
     let mut choices = Choices::start(&context, vec![request], &params, 1, names).await?;
     choices.tell_unbound(&mut params.warnings);
@@ -60,7 +60,7 @@ async fn answered(context: Arc<RequestContext>, body: Bytes) -> Result<Response<
         model: params.model,
         echo,
         service_tier,
-        thoughts,
+        reasoning_output,
         warnings: params.warnings,
     };
     let writer = Events::new(head, logprobs.then_some(prompt), reading);
@@ -106,7 +106,7 @@ struct Head {
     model: String,
     echo: Echo,
     service_tier: &'static str,
-    thoughts: Thoughts,
+    reasoning_output: ReasoningOutput,
     warnings: Warnings,
 }
 
@@ -235,12 +235,12 @@ impl Events {
         match &open.block {
             Block::Text => Item::Message { id, status, role: Role::Assistant, content: content() },
             Block::Reasoning => {
-                let (summary, content) = match self.head.thoughts.are_summary {
+                let (summary, content) = match self.head.reasoning_output.is_summary {
                     true => (content(), None),
                     false => (Vec::new(), Some(content())),
                 };
-                let is_copied = is_whole && self.head.thoughts.are_copied;
-                let encrypted_content = is_copied.then(|| text.to_owned());
+                let has_copy = is_whole && self.head.reasoning_output.has_encrypted_content;
+                let encrypted_content = has_copy.then(|| text.to_owned());
                 Item::Reasoning { id, status, summary, content, encrypted_content }
             }
             Block::Call { id: call_id, name } if self.reading.is_search(name) => {
@@ -265,7 +265,7 @@ impl Events {
     fn part(&self, open: &Open, text: &str) -> Part {
         let text = text.to_owned();
         match open.block {
-            Block::Reasoning if self.head.thoughts.are_summary => Part::Summary { text },
+            Block::Reasoning if self.head.reasoning_output.is_summary => Part::Summary { text },
             Block::Reasoning => Part::Reasoning { text },
             _ => {
                 let logprobs = if text.is_empty() { Vec::new() } else { open.logprobs.clone() };
@@ -340,7 +340,7 @@ impl Events {
             Block::Reasoning => {
                 self.forget_all_but_the_last();
                 let sequence_number = self.next();
-                let event = match self.head.thoughts.are_summary {
+                let event = match self.head.reasoning_output.is_summary {
                     true => Event::SummaryDelta {
                         sequence_number,
                         item_id,
@@ -394,7 +394,7 @@ impl Events {
                     &Event::ArgumentsDone { sequence_number, item_id, output_index, name, arguments },
                 );
             }
-            Block::Reasoning if self.head.thoughts.are_summary => {
+            Block::Reasoning if self.head.reasoning_output.is_summary => {
                 let (summary_index, sequence_number) = (0, self.next());
                 say(
                     encoder,
@@ -553,7 +553,7 @@ mod tests {
     fn asked(body: Value, reading: Reading) -> Events {
         let (body, limits) = (body.to_string(), limits());
         let fields = Fields::parse(body.as_bytes(), &limits).expect("JSON");
-        let ResponseRequest { echo, service_tier, thoughts, .. } =
+        let ResponseRequest { echo, service_tier, reasoning_output, .. } =
             request::parse(&fields, "served").expect("valid");
         let warnings = Warnings::default();
         let head = Head {
@@ -562,7 +562,7 @@ mod tests {
             model: "m".into(),
             echo,
             service_tier,
-            thoughts,
+            reasoning_output,
             warnings,
         };
         Events::new(head, None, reading)

@@ -60,16 +60,16 @@ pub struct ResponseRequest {
     /// Members of the answer that say what was asked.
     pub echo: Echo,
     pub service_tier: &'static str,
-    pub thoughts: Thoughts,
+    pub reasoning_output: ReasoningOutput,
 }
 
 /// How reasoning is told.
 #[derive(Clone, Copy)]
-pub struct Thoughts {
+pub struct ReasoningOutput {
     /// As a summary, not as content.
-    pub are_summary: bool,
+    pub is_summary: bool,
     /// Once more as `encrypted_content`: clients send no thought back that has none.
-    pub are_copied: bool,
+    pub has_encrypted_content: bool,
 }
 
 pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError> {
@@ -120,7 +120,7 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         _ => Map::new(),
     };
     let reasoning = fields.tree(&request_fields::REASONING)?;
-    let (effort, are_summary) = match &reasoning {
+    let (effort, is_summary) = match &reasoning {
         Some(reasoning) => effort_and_summary(reasoning)?,
         None => (None, false),
     };
@@ -145,8 +145,8 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
         names: NAMES,
     };
     let service_tier = service_tier(fields);
-    let thoughts = Thoughts { are_summary, are_copied: encrypted_reasoning };
-    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier, thoughts })
+    let reasoning_output = ReasoningOutput { is_summary, has_encrypted_content: encrypted_reasoning };
+    Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier, reasoning_output })
 }
 
 /// What is told back as it was given, with defaults where it was not, also within `text` and `reasoning`.
