@@ -4,16 +4,24 @@
 //! step that gave way to one that woke waits after that for the compiling one, to the tick, whatever their priorities
 //! (EEVDF: who computes most is soonest behind its share). llguidance has no place to yield at, so a timer interrupts the
 //! thread. Where nobody waits that costs some microseconds; whatever the system refuses is left out.
+//!
+//! The timer is set anew after each yield. One that went on by itself would run out while the thread waits for its turn, and
+//! interrupt it as soon as it has it: beside others that take all processors it would do nothing but yield.
 
-use std::{mem, ptr, sync::OnceLock, time::Duration};
+use std::{cell::Cell, mem, ptr, sync::OnceLock, time::Duration};
 
-/// From one yield to the next: how long a step waits for a compiler, at most.
+/// From the end of one yield to the next: how long a step waits for a compiler, at most.
 const PERIOD: Duration = Duration::from_micros(200);
 /// Of the thread's own turns (Linux from 6.12 on; 1.4 ms by default on two processors). Since 6.18 a yield forfeits the rest of the turn, so that
 /// a long one would leave too little for grammars beside a model that takes all processors.
 const SLICE: Duration = Duration::from_micros(100);
 /// Ignored by default, so that one that comes late does no harm.
 const SIGNAL: libc::c_int = libc::SIGURG;
+
+thread_local! {
+    /// What interrupts this thread; read where it is interrupted, so nothing that has to be made or dropped.
+    static TIMER: Cell<Option<libc::timer_t>> = const { Cell::new(None) };
+}
 
 /// Yields of the thread that began them, until this is dropped on it.
 pub struct Yields(libc::timer_t);
@@ -36,17 +44,26 @@ impl Yields {
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) } != 0 {
             return None;
         }
+        TIMER.set(Some(timer));
         let yields = Yields(timer);
-        let period = libc::timespec { tv_sec: 0, tv_nsec: PERIOD.subsec_nanos().into() };
-        let periods = libc::itimerspec { it_interval: period, it_value: period };
-        // SAFETY: the timer was made above.
-        let began = unsafe { libc::timer_settime(timer, 0, &periods, ptr::null_mut()) } == 0;
-        began.then_some(yields)
+        wake_after_period(timer).then_some(yields)
     }
+}
+
+/// Whether the timer could be set, to run out once.
+fn wake_after_period(timer: libc::timer_t) -> bool {
+    let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let once = libc::itimerspec {
+        it_interval: never,
+        it_value: libc::timespec { tv_nsec: PERIOD.subsec_nanos().into(), ..never },
+    };
+    // SAFETY: it is of this frame; a timer that is gone is an error, and the call is one that a signal's handler may make.
+    unsafe { libc::timer_settime(timer, 0, &once, ptr::null_mut()) == 0 }
 }
 
 impl Drop for Yields {
     fn drop(&mut self) {
+        TIMER.set(None);
         // SAFETY: it was made by `begin`, and is deleted once.
         unsafe { libc::timer_delete(self.0) };
     }
@@ -54,9 +71,13 @@ impl Drop for Yields {
 
 extern "C" fn give_way(_: libc::c_int) {
     #[cfg(test)]
-    tests::YIELDS.set(tests::YIELDS.get() + 1);
+    tests::yielded();
     // SAFETY: a system call without arguments, which cannot fail, so that `errno` stays as it was.
     unsafe { libc::sched_yield() };
+    // Nor does the setting of a timer that is there.
+    if let Some(timer) = TIMER.get() {
+        wake_after_period(timer);
+    }
 }
 
 /// Whether the signal's handler is there; it is set once for the process.
@@ -95,7 +116,10 @@ fn attributes() -> Option<libc::sched_attr> {
 #[cfg(test)]
 mod tests {
     use std::{
-        cell::Cell,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
         thread,
         time::{Duration, Instant},
     };
@@ -104,12 +128,26 @@ mod tests {
 
     thread_local! {
         pub static YIELDS: Cell<u32> = const { Cell::new(0) };
+        /// What was computed, and how much of it at the last yield.
+        static COMPUTED: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
+        /// Yields before which nothing was computed.
+        static IDLE: Cell<u32> = const { Cell::new(0) };
+    }
+
+    pub fn yielded() {
+        YIELDS.set(YIELDS.get() + 1);
+        let [now, then] = COMPUTED.get();
+        IDLE.set(IDLE.get() + u32::from(now == then));
+        COMPUTED.set([now, now]);
     }
 
     /// Computes until the thread has yielded so often, or for so long. Returns how often it has.
     fn compute(times: u32, longest: Duration) -> u32 {
         let end = Instant::now() + longest;
-        while YIELDS.get() < times && Instant::now() < end {}
+        while YIELDS.get() < times && Instant::now() < end {
+            let [now, then] = COMPUTED.get();
+            COMPUTED.set([now + 1, then]);
+        }
         YIELDS.get()
     }
 
@@ -128,6 +166,26 @@ mod tests {
             let after = YIELDS.get() + 1;
             assert!(compute(after + 1, Duration::from_millis(5)) <= after);
         });
+    }
+
+    #[test]
+    fn beside_others_that_take_all_processors_it_computes_from_yield_to_yield() {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let others: Vec<_> = (0..4 * thread::available_parallelism().unwrap().get())
+            .map(|_| {
+                let is_over = is_over.clone();
+                thread::spawn(move || while !is_over.load(Ordering::Relaxed) {})
+            })
+            .collect();
+        let counted = thread::spawn(|| {
+            let _yields = Yields::begin().unwrap();
+            (compute(100, Duration::from_secs(60)), IDLE.get())
+        })
+        .join();
+        is_over.store(true, Ordering::Relaxed);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let (yields, idle) = counted.unwrap();
+        assert!(yields >= 100 && idle < yields / 4, "nothing was computed before {idle} of {yields}");
     }
 
     #[test]
