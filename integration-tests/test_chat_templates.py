@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -339,10 +340,11 @@ def test_files_go_before_each_other_as_in_transformers(tmp_path: Path) -> None:
 
 
 def test_an_answer_to_a_template_that_does_not_end_is_clear(tmp_path: Path) -> None:
+    # On a machine that does much else the time is over before the steps are.
     bombs = {
         "loop": (
             "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-            "too many steps",
+            "takes too (many steps|long)",
         ),
         "text": ("{% for a in range(99999) %}{{ 'x' * 1000000 }}{% endfor %}", "too long"),
         "doubling": (
@@ -357,7 +359,7 @@ def test_an_answer_to_a_template_that_does_not_end_is_clear(tmp_path: Path) -> N
     }
     results = render(folders, [Case(name, name, [said("user", "hi")], {}) for name in bombs])
     for (name, (_, expected)), result in zip(bombs.items(), results, strict=True):
-        assert expected in result["error"], (name, result)
+        assert re.search(expected, result["error"]), (name, result)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ FLOODER, OTHER = "key-of-the-flood", "key-of-another"
 FLOOD = 64
 LENGTH = 60  # tokens of each request of the flood
 SLOTS = 2
+# Long beside what a request takes on its way on a busy machine, which is counted in steps.
+SLOW_STEPS = {"PENSTOCK_NULL_STEP_US": "40000"}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -65,9 +67,8 @@ class Flood:
 @pytest.fixture
 def narrow(launch_null: Launch) -> Iterator[Launched]:
     """Two sequences run at a time, so that there is a queue."""
-    yield launch_null(
-        *("--max-batch-size", str(SLOTS), "--api-key", FLOODER, "--api-key", OTHER)
-    ).wait_ready()
+    flags = ("--max-batch-size", str(SLOTS), "--api-key", FLOODER, "--api-key", OTHER)
+    yield launch_null(*flags, env=SLOW_STEPS).wait_ready()
 
 
 def test_a_flooding_key_delays_another_by_one_sequence_at_most(narrow: Launched) -> None:
@@ -171,7 +172,7 @@ def test_a_key_whose_long_chats_are_read_delays_another_by_one_of_them(launch: L
 
 
 def test_without_keys_the_queue_is_fair_between_users(launch_null: Launch) -> None:
-    open_to_all = launch_null("--max-batch-size", str(SLOTS)).wait_ready()
+    open_to_all = launch_null("--max-batch-size", str(SLOTS), env=SLOW_STEPS).wait_ready()
     flood = Flood(open_to_all, FLOOD // 2, long_answer(0, LENGTH, user="flood"), {})
     wait_for(lambda: open_to_all.metrics().value("tgi_queue_size") >= FLOOD / 2 - 6, "the queue to fill")
     before = steps(open_to_all)
