@@ -186,7 +186,7 @@ void read(void *context, int member) {
 
 struct Multiplying {
     Team *team;
-    bool is_bytes, is_tiles, is_avx2;
+    bool is_bytes, is_tiles, is_avx2, is_avxvnni, is_float;
     int64_t turns;
 };
 
@@ -219,7 +219,9 @@ constexpr int kSums = 12;
     one("0") one("1") one("2") one("3") one("4") one("5") one("6") one("7") one("8") one("9") one("10") one("11")
 #define PENSTOCK_BYTES_OF(register) "vpdpbusd %%zmm12, %%zmm13, %%zmm" register "\n\t"
 #define PENSTOCK_SHORTS_OF(register) "vdpbf16ps %%zmm12, %%zmm13, %%zmm" register "\n\t"
+#define PENSTOCK_WHOLE_FLOATS_OF(register) "vfmadd231ps %%zmm12, %%zmm13, %%zmm" register "\n\t"
 #define PENSTOCK_HALF_BYTES_OF(register) "vpmaddubsw %%ymm12, %%ymm13, %%ymm" register "\n\t"
+#define PENSTOCK_HALF_QUADS_OF(register) "%{vex%} vpdpbusd %%ymm12, %%ymm13, %%ymm" register "\n\t"
 #define PENSTOCK_FLOATS_OF(register) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" register "\n\t"
 #define PENSTOCK_CLEAR_HALF(register) "vpxor %%ymm" register ", %%ymm" register ", %%ymm" register "\n\t"
 #define PENSTOCK_CLEAR(register) "vpxord %%zmm" register ", %%zmm" register ", %%zmm" register "\n\t"
@@ -232,10 +234,12 @@ void saturate(void *context, int) {
         saturate_tiles(job);
         return job.team->barrier();
     }
-    if (job.is_avx2) {
+    if (job.is_avx2 || job.is_avxvnni) {
         asm volatile(PENSTOCK_TWELVE(PENSTOCK_CLEAR_HALF) PENSTOCK_CLEAR_HALF("12") PENSTOCK_CLEAR_HALF("13")::: PENSTOCK_TOUCHED);
         for (int64_t turn = 0; turn < job.turns; turn++)
-            if (job.is_bytes)
+            if (job.is_bytes && job.is_avxvnni)
+                asm volatile(PENSTOCK_TWELVE(PENSTOCK_HALF_QUADS_OF)::: PENSTOCK_TOUCHED);
+            else if (job.is_bytes)
                 asm volatile(PENSTOCK_TWELVE(PENSTOCK_HALF_BYTES_OF)::: PENSTOCK_TOUCHED);
             else
                 asm volatile(PENSTOCK_TWELVE(PENSTOCK_FLOATS_OF)::: PENSTOCK_TOUCHED);
@@ -245,6 +249,8 @@ void saturate(void *context, int) {
     for (int64_t turn = 0; turn < job.turns; turn++)
         if (job.is_bytes)
             asm volatile(PENSTOCK_TWELVE(PENSTOCK_BYTES_OF)::: PENSTOCK_TOUCHED);
+        else if (job.is_float)
+            asm volatile(PENSTOCK_TWELVE(PENSTOCK_WHOLE_FLOATS_OF)::: PENSTOCK_TOUCHED);
         else
             asm volatile(PENSTOCK_TWELVE(PENSTOCK_SHORTS_OF)::: PENSTOCK_TOUCHED);
     job.team->barrier();
@@ -259,7 +265,8 @@ double median(std::vector<double> times) {
 
 int main(int argc, char **argv) {
     if (argc != 10) return std::fputs("products FORMAT ROWS OUTPUTS INPUTS GATED MEGABYTES THREADS SECONDS ISA\n", stderr), 2;
-    const bool is_tiles = std::string(argv[9]) == "amx", is_avx2 = std::string(argv[9]) == "avx2";
+    const std::string isa = argv[9];
+    const bool is_tiles = isa == "amx", is_avx2 = isa == "avx2", is_avxvnni = isa == "avxvnni", is_half = is_avx2 || is_avxvnni;
     constexpr long ask_for_state = 0x1023, tile_data = 18;
     if (is_tiles && syscall(SYS_arch_prctl, ask_for_state, tile_data)) return std::fputs("no tiles\n", stderr), 2;
     const std::string format = argv[1];
@@ -333,9 +340,10 @@ int main(int argc, char **argv) {
         // An instruction of 512 bits multiplies and adds 64 bytes or 32 numbers of bf16; a tile's, 256 sums of as many. One of AVX2 32 bytes,
         // whose sums are then to be widened, or 8 numbers of fp32.
         const double side_by_side = is_tiles ? 256.0 * kTileSums : kSums;
-        const double at_once = is_avx2 ? (is_bf16 ? 8 : 32) : (is_bf16 ? 32 : 64), in_a_turn = 2.0 * side_by_side * at_once * threads;
-        Multiplying multiplying = {&team, !is_bf16, is_tiles, is_avx2,
-                                   static_cast<int64_t>(2e-3 * (is_tiles ? 4e12 : is_avx2 ? 1e11 : 4e11) / in_a_turn)};
+        const bool is_float = isa == "avx512vnni";
+        const double at_once = is_half ? (is_bf16 ? 8 : 32) : !is_bf16 ? 64 : is_float ? 16 : 32, in_a_turn = 2.0 * side_by_side * at_once * threads;
+        Multiplying multiplying = {&team, !is_bf16, is_tiles, is_avx2, is_avxvnni, is_float,
+                                   static_cast<int64_t>(2e-3 * (is_tiles ? 4e12 : is_half ? 1e11 : 4e11) / in_a_turn)};
         const double begin = now();
         team.run(threads, saturate, &multiplying);
         limits[1].push_back((now() - begin) * operations / (in_a_turn * static_cast<double>(multiplying.turns)));

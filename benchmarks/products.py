@@ -1,10 +1,10 @@
 """Products of the CPU engine alone, two builds of the kernels in turns in one process, beside what the machine can do.
 
     python benchmarks/products.py [--before REVISION] [--models m1b,m135,m15] [--formats bf16,int8,int4] [--rows 1,8,32,512]
-        [--layers gated,down] [--seconds 2] [--threads 2] [--in-cache] [--isa avx512]
+        [--layers gated,down] [--seconds 2] [--threads 2] [--in-cache] [--isa avx512] [--before-isa avx512]
 
 `after` is this working tree, `before` the revision, HEAD by default; with the same sources in both the ratio says what noise is. Needs an
-x86 processor with AVX-512 BF16 and VNNI, for `--isa amx` with AMX, or for `--isa avx2` with AVX2, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
+x86 processor with the instructions of `--isa`, AVX-512 BF16 and VNNI by default, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
 caches; more rows, and m15's, go through one matrix again and again. A turn is each build once, all weights read, and the product's instruction
 from registers, so limits are of the same moment. Printed are medians of the turns, shares of the limit that binds (the longer of reading and
 multiplying), and whether both builds gave the same bits: where they did not, it exits with 1. With one
@@ -44,14 +44,14 @@ def sources_of(revision: str, folder: Path) -> Path:
     return folder / "kernels" / "csrc" / "cpu"
 
 
-def compile_program(before: Path, after: Path, folder: Path, isa: str) -> Path:
-    """The program of products.cpp with both builds in it. Raises subprocess.CalledProcessError."""
+def compile_program(before: Path, after: Path, folder: Path, isas: tuple[str, str]) -> Path:
+    """The program of products.cpp with both builds in it, each for its instruction set. Raises subprocess.CalledProcessError."""
     program = str(ROOT / "benchmarks" / "products.cpp")
-    flags = [*build_library.FLAGS, *build_library.KERNEL_FLAGS, "-w"]
-    kernels = [*flags, *build_library.X86[isa]]
+    flags = [*build_library.FLAGS, "-w"]
+    kernels = [[*flags, *build_library.KERNEL_FLAGS, *build_library.X86[isa]] for isa in isas]
     jobs = [
-        [*kernels, "-DPENSTOCK_ISA=before", f"-I{before}", "-c", program, "-o", f"{folder}/before.o"],
-        [*kernels, "-DPENSTOCK_ISA=after", f"-I{after}", "-c", program, "-o", f"{folder}/after.o"],
+        [*kernels[0], "-DPENSTOCK_ISA=before", f"-I{before}", "-c", program, "-o", f"{folder}/before.o"],
+        [*kernels[1], "-DPENSTOCK_ISA=after", f"-I{after}", "-c", program, "-o", f"{folder}/after.o"],
         [*flags, f"-I{after}", "-c", program, "-o", f"{folder}/program.o"],
         [*flags, f"-I{after}", "-c", str(after / "team.cpp"), "-o", f"{folder}/team.o"],
     ]
@@ -105,12 +105,15 @@ def main() -> int:
         "--in-cache", action="store_true", help="one matrix again and again, whatever the model"
     )
     parser.add_argument("--isa", choices=list(build_library.X86), default="avx512")
+    parser.add_argument("--before-isa", choices=list(build_library.X86), help="of `before` (default: --isa)")
     options = parser.parse_args()
     options.failed = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = sources_of(options.before, folder)
-        program = compile_program(before, build_library.SOURCES, folder, options.isa)
+        program = compile_program(
+            before, build_library.SOURCES, folder, (options.before_isa or options.isa, options.isa)
+        )
         print(
             "| weights | rows | product | from | before, Gop/s | after | times as fast (fastest turns) | share of the limit | limits | turns |"
         )

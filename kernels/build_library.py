@@ -30,12 +30,15 @@ KERNEL_FLAGS = [
 ]
 
 AVX2 = ["-mavx2", "-mfma"]
-AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni"]
-AVX512 += ["-mprefer-vector-width=512", "-DPENSTOCK_AVX512"]
+AVX512VNNI = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+AVX512VNNI += ["-mprefer-vector-width=512", "-DPENSTOCK_AVX512"]
+AVX512 = [*AVX512VNNI, "-mavx512bf16"]
 # Before registers are given out, GCC moves loads so far ahead of the products that there are not registers enough.
 NEON = ["-fno-schedule-insns", "-DPENSTOCK_NEON"]
 X86 = {
     "avx2": [*AVX2, "-DPENSTOCK_AVX2"],
+    "avxvnni": [*AVX2, "-mavxvnni", "-DPENSTOCK_AVX2"],
+    "avx512vnni": AVX512VNNI,
     "avx512": AVX512,
     "amx": [*AVX512, "-mamx-tile", "-mamx-bf16", "-DPENSTOCK_AMX"],
 }

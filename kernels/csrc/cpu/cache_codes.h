@@ -59,7 +59,7 @@ INLINE I16 codes_of(const Code &code, F16 x) {
 struct Decoded {
     alignas(64) uint16_t of[128];
     alignas(64) uint8_t low[128], high[128];
-    bool by_bytes;  // the processor has VBMI: all but the first ones with AVX-512 and BF16
+    bool by_bytes;  // the processor has VBMI: those from Ice Lake and Zen 4 on
 };
 
 SEPARATE void decode_all(penstock_cache_format format, Decoded *decoded) {
@@ -164,7 +164,7 @@ struct CodedTiles {
     }
 };
 
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(__AVX512BF16__) && !defined(PENSTOCK_AMX)
 // Rows whose sums with so many columns fit the registers beside tables.
 template <int count>
 constexpr int kRowsOfCodes = count > 2 ? 4 : 6;
@@ -235,7 +235,7 @@ INLINE int first_coded_rows(const CodedTiles &coded, const uint8_t *a, long a_by
 static void product_with_codes(const CodedTiles &coded, const uint8_t *a, long a_bytes, int rows, float *c) {
     const bool are_keys = coded.offset < 0;
     int done = 0;
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(__AVX512BF16__) && !defined(PENSTOCK_AMX)
     if (coded.decoded.by_bytes) {
         done = coded.count == 4   ? first_coded_rows<4>(coded, a, a_bytes, rows, c)
                : coded.count == 3 ? first_coded_rows<3>(coded, a, a_bytes, rows, c)

@@ -240,7 +240,6 @@ SEPARATE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *column, 
                          const int16_t *of_inputs, float *c) {
     constexpr long head = head_bytes(group, is_fp4), tile_bytes = head + 1024;
     constexpr int quads = is_fp4 ? 4 : 8;  // of numbers up to 24, or up to 15
-    const __m256i units = _mm256_set1_epi16(1);
     __m256 sum[rows][sides];
     for (int r = 0; r < rows; r++)
         for (int s = 0; s < sides; s++) sum[r][s] = _mm256_setzero_ps();
@@ -282,14 +281,14 @@ SEPARATE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *column, 
                 for (int r = 0; r < rows; r++)
                     for (int s = 0; s < sides; s++) low[r][s] = high[r][s] = _mm256_setzero_si256();
                 const int at = half * 8 + begin;
-                add_nibbles<rows, sides, quads, true, is_fp4>(a + (long)k * PENSTOCK_INT4_INPUTS + at * 4, a_bytes,
+                add_nibbles<rows, sides, quads, true, is_fp4, false>(a + (long)k * PENSTOCK_INT4_INPUTS + at * 4, a_bytes,
                                                               tile + head + at * 64 + side * 32, low, high);
                 for (int r = 0; r < rows; r++)
                     for (int s = 0; s < sides; s++) {
-                        lower[r][s] = _mm256_add_epi32(lower[r][s], _mm256_madd_epi16(low[r][s], units));
+                        lower[r][s] = _mm256_add_epi32(lower[r][s], whole_of(low[r][s]));
                         // Of 128 inputs all are one group.
                         __m256i &others = group == 128 ? lower[r][s] : upper[r][s];
-                        others = _mm256_add_epi32(others, _mm256_madd_epi16(high[r][s], units));
+                        others = _mm256_add_epi32(others, whole_of(high[r][s]));
                     }
             }
             if (group == 32) {

@@ -24,12 +24,16 @@ enum Features : unsigned {
     kDotProduct = 256,
     kArmBf16 = 512,
     kInt8Matrix = 1024,
+    kAvxVnni = 2048,  // of 32 bytes, encoded as AVX2's are
+    kIntel = 4096,
 };
 
-// What an x86 processor answers (Intel SDM, volume 2, CPUID; leaf 7's subleaf 1 last), and which register states the system saves.
+// What an x86 processor answers (Intel SDM, volume 2, CPUID; leaf 7's subleaf 1), which register states the system saves, and the first
+// four letters of the vendor (EBX of leaf 0).
 struct CpuidAnswers {
     unsigned leaf1_c, leaf7_b, leaf7_c, leaf7_d, leaf7_1_a;
     unsigned long long xcr0;
+    unsigned vendor = 0;
 };
 
 unsigned detect_features();

@@ -1,4 +1,4 @@
-// Numbers of 4 bits, two in a byte, and with AVX2 their products as they are. Included by grouped.h and int4.h.
+// Numbers of 4 bits, two in a byte, and with AVX2 their products as they are, by VPMADDUBSW or, where there is one of 32 bytes, by VPDPBUSD. Included by grouped.h and int4.h.
 #pragma once
 
 #include "tiles.h"
@@ -41,9 +41,47 @@ INLINE B64 numbers_of(B64 x) {
 // Rows whose products with eight outputs are summed in registers; those of two are with sixteen.
 constexpr int kNibbleRows = 4;
 
+// What the bytes of inputs are turned by, so that they have a sign.
+INLINE __m256i signs_of_inputs() {
+    return _mm256_set1_epi8(kIsTurned ? -128 : 0);
+}
+
+#if defined(__AVXVNNI__)
+// Sums of 32 bits of `rows` rows and `sides` times eight outputs. `is_turned`: of inputs as they are, which have no sign, and else of what
+// they stand for. `low` is the group of the lower bits, `high` that of the upper ones, 64 inputs further.
+template <int rows, int sides, int quads, bool has_high, bool is_fp4, bool is_turned>
+INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, __m256i (*low)[sides], __m256i (*high)[sides]) {
+    const auto number_of = [](__m256i x) {
+        if (!is_fp4) return x;
+        return _mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers))), x);
+    };
+    const auto add_one = [](__m256i sum, const uint8_t *quad, __m256i number) {
+        const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
+        return is_turned ? _mm256_dpbusd_avx_epi32(sum, x, number)
+                         : _mm256_dpbusd_avx_epi32(sum, number, _mm256_xor_si256(x, signs_of_inputs()));
+    };
+    const __m256i bits = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int p = 0; p < quads; p++) {
+        __m256i first[sides], second[sides];
+        for (int s = 0; s < sides; s++) {
+            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers + p * 64 + s * 32));
+            first[s] = number_of(_mm256_and_si256(both, bits));
+            second[s] = number_of(_mm256_and_si256(_mm256_srli_epi16(both, 4), bits));
+        }
+        for (int r = 0; r < rows; r++) {
+            const uint8_t *const quad = inputs + r * a_bytes + p * 4;
+            for (int s = 0; s < sides; s++) low[r][s] = add_one(low[r][s], quad, first[s]);
+            for (int s = 0; has_high && s < sides; s++)
+                high[r][s] = add_one(high[r][s], quad + PENSTOCK_BYTE_INPUTS, second[s]);
+        }
+    }
+}
+#else
 // Sums of 16 bits of `rows` rows and `sides` times eight outputs: of two products of inputs with a sign and numbers without one, which
 // VPMADDUBSW adds, in so many steps that they fit. `low` is the group of the lower bits, `high` that of the upper ones, 64 inputs further.
-template <int rows, int sides, int quads, bool has_high, bool is_fp4>
+template <int rows, int sides, int quads, bool has_high, bool is_fp4, bool>
 INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, __m256i (*low)[sides], __m256i (*high)[sides]) {
     const auto number_of = [](__m256i x) {
         if (!is_fp4) return x;
@@ -74,13 +112,24 @@ INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numb
         }
     }
 }
+#endif
+
+// Such sums in 32 bits.
+INLINE __m256i whole_of(__m256i sums) {
+#if defined(__AVXVNNI__)
+    return sums;
+#else
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+#endif
+}
 
 // Sums of the groups of 32 inputs of a row, times a factor, in 16 bits: of the groups of a byte's lower and upper bits beside each other.
 INLINE void sum_groups(const uint8_t *a, int quads, int factor, int16_t *sums) {
     const __m256i ones = _mm256_set1_epi8(1), units = _mm256_set1_epi16(1);
     for (int group = 0; group < (quads + 7) / 8; group++) {
         const auto *inputs = reinterpret_cast<const __m256i *>(a + group * PENSTOCK_INT4_GROUP);
-        const __m256i of_four = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, _mm256_loadu_si256(inputs)), units);
+        const __m256i signed_inputs = _mm256_xor_si256(_mm256_loadu_si256(inputs), signs_of_inputs());
+        const __m256i of_four = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, signed_inputs), units);
         const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(of_four), _mm256_extracti128_si256(of_four, 1));
         const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
         const int sum = _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);

@@ -1,7 +1,7 @@
 // Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, by BFMMLA, or by multiplication in
-// fp32 of what is converted. Of a row and an output the sum is over pairs of inputs in their order, whatever else is
+// fp32 of what is converted (with AVX-512 as well, where processors lack VDPBF16PS). Of a row and an output the sum is over pairs of inputs in their order, whatever else is
 // computed beside it, so it does not depend on the number of rows. And products of bytes with tiles of int8: by the same
-// tiles, by VPDPBUSD, by VPMADDUBSW, by SMMLA or SDOT, or one after the other; those are exact.
+// tiles, by VPDPBUSD (of 64 bytes or of 32), by VPMADDUBSW, by SMMLA or SDOT, or one after the other; those are exact.
 #pragma once
 
 #include "tiles.h"
@@ -164,7 +164,7 @@ INLINE void configure_attention(int) {}
 // c[row][output] of `rows` rows and `count` columns of tiles, `pairs` of the 16 pairs of each.
 #if defined(PENSTOCK_NEON)
 // In neon.h.
-#elif defined(PENSTOCK_AVX512)
+#elif defined(__AVX512BF16__)
 template <int rows, int count, bool ahead>
 INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, int pairs,
                          long a_step, const uint8_t *const *pages, long offset, float *c) {
@@ -185,6 +185,47 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
                 const int32_t *pair = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * a_step + p * 4);
                 const __m512bh x = (__m512bh)_mm512_set1_epi32(*pair);
                 for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], x, factor[i]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) _mm512_storeu_ps(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+#elif defined(PENSTOCK_AVX512)
+// Products in fp32. What is in one register of a row becomes two, inputs at even places and at odd ones, and from there each is one load to
+// all lanes: to shift and to mask it there would take the ports of products.
+template <int rows, int count, bool ahead>
+INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int k_tiles, long step, int pairs,
+                         long a_step, const uint8_t *const *pages, long offset, float *c) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    __m512 sum[rows][count];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i++) sum[r][i] = _mm512_setzero_ps();
+    for (int k = 0; k < k_tiles; k++) {
+        alignas(64) float inputs[rows][2][16];
+        for (int r = 0; r < rows; r++) {
+            const uint8_t *const from = a + r * a_bytes + k * a_step;
+            // Of 8 pairs there is no more than their 32 bytes.
+            const __m512i both = pairs == 16 ? _mm512_loadu_si512(from)
+                                             : _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+            _mm512_store_si512(inputs[r][0], _mm512_slli_epi32(both, 16));
+            _mm512_store_si512(inputs[r][1], _mm512_and_si512(both, upper));
+        }
+        const uint8_t *next[count];
+        for (int i = 0; ahead && i < count; i++) next[i] = next_of(b, i, k, k_tiles, step, pages, offset);
+        for (int p = 0; p < pairs; p++) {
+            for (int odd = 0; odd < 2; odd++) {
+                __m512 factor[count];
+                for (int i = 0; i < count; i++) {
+                    const uint8_t *tile = pages ? pages[k] + offset + i * (kTileBytes / 2) : b[i] + (long)k * kTileBytes;
+                    const __m512i both = _mm512_loadu_si512(tile + p * 64);
+                    factor[i] = _mm512_castsi512_ps(odd ? _mm512_and_si512(both, upper) : _mm512_slli_epi32(both, 16));
+                    if (ahead && !odd) fetch_next(next[i] + p * 64, 64, step);
+                }
+                for (int r = 0; r < rows; r++) {
+                    const __m512 x = _mm512_set1_ps(inputs[r][odd][p]);
+                    for (int i = 0; i < count; i++) sum[r][i] = _mm512_fmadd_ps(factor[i], x, sum[r][i]);
+                }
             }
         }
     }
@@ -299,6 +340,34 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
         fetch_ahead(ahead_of(b[i], whole, k_tiles, kTileBytes, step), kTileBytes);
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) _mm512_storeu_si512(c + i * kBlockFloats + r * 16, sum[r][i]);
+}
+#elif defined(__AVXVNNI__)
+template <int rows, int count, bool ahead>
+INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
+                      float *c) {
+    const int k_tiles = tiles_of_quads(quads);
+    for (int i = 0; i < count; i++) {
+        auto *const sums = reinterpret_cast<__m256i *>(c + i * kBlockFloats);
+        __m256i sum[rows][2];
+        for (int r = 0; r < rows; r++)
+            for (int half = 0; half < 2; half++)
+                sum[r][half] = goes_on ? _mm256_loadu_si256(sums + r * 2 + half) : _mm256_setzero_si256();
+        for (int k = 0; k < k_tiles; k++) {
+            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
+            for (int p = 0; p < quads_in(k, quads); p++) {
+                const auto *tile = reinterpret_cast<const __m256i *>(b[i] + (long)k * kTileBytes + p * 64);
+                const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
+                for (int r = 0; r < rows; r++) {
+                    const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
+                    const __m256i x = _mm256_set1_epi32(*quad);
+                    for (int half = 0; half < 2; half++)
+                        sum[r][half] = _mm256_dpbusd_avx_epi32(sum[r][half], x, factor[half]);
+                }
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int half = 0; half < 2; half++) _mm256_storeu_si256(sums + r * 2 + half, sum[r][half]);
+    }
 }
 #elif defined(__AVX2__)
 template <int rows, int count, bool ahead>
