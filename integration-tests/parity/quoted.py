@@ -1,6 +1,6 @@
 """Published config.json files, as other projects quote them in tests, fixtures and documents: `quoted/NAME.json`, one for each model.
 
-`source` says what the quotation was found in (2026-11-27 to 29, by searching public repositories) and what is doubtful about it, `found_in` a
+`source` says what the quotation was found in (2026-11-27 to 30, by searching public repositories) and what is doubtful about it, `found_in` a
 repository and path of it or of a copy that agrees, where one could be read (of a site without a stored file the excerpt of a search); `rows` are
 the rows of the tables of docs/models.md that the model is of. Published files themselves were not at hand: a quotation may leave out keys,
 and those that transformers' class has to say then are named in `of_class`. unread.py says which of a file's fields no recipe

@@ -468,6 +468,18 @@ def test_what_is_quoted_of_layers_is_read() -> None:
     } == {128}
     qwen4 = read_of("Qwen3.8-Flash-Next")
     assert [at for at, layer in enumerate(qwen4.layers) if layer.attends] == list(range(3, 48, 4))
+    step = read_of("Step 3.7 Flash")
+    caps = {
+        at: (layer.experts.cap, layer.experts.shared_cap)
+        for at, layer in enumerate(step.layers)
+        if layer.experts
+    }
+    assert {at: cap for at, cap in caps.items() if any(cap)} == {43: (7.0, 16.0), 44: (7.0, 16.0)}
+    maverick = read_of("Llama 4 Maverick")
+    assert [layer.experts is not None for layer in maverick.layers] == [False, True] * 24
+    assert [at for at, layer in enumerate(maverick.layers) if layer.rope is None] == list(range(3, 48, 4))
+    # Of which the file says null, and Mistral's class 4096.
+    assert not any(read_of("LLaVA-NeXT-Video 7B 32K").windows)
     laguna = read_of("Laguna XS 2.1")
     assert [at for at, layer in enumerate(laguna.layers) if layer.window is None] == list(range(0, 40, 4))
     lightning, kinds = (

@@ -81,6 +81,7 @@ AGAIN: dict[str, tuple[str, ...]] = {
     "block_norm_eps": ("norm_eps",),
     "conv_dim": ("hidden_size",),
     "conv_dim_out": ("hidden_size",),
+    "decoder_sparse_step": ("mlp_layer_types",),
     "expand": ("intermediate_size", "mamba_num_heads"),
     "expert_hidden_dim": ("moe_intermediate_size",),
     "experts_per_token": ("num_experts_per_tok",),
@@ -111,6 +112,9 @@ AGAIN: dict[str, tuple[str, ...]] = {
     "partial_rotary_factor": ("rope_parameters", "attn_rotary_emb"),
     "qk_head_dim": ("qk_rope_head_dim",),
     "rms_norm_eps": ("layer_norm_epsilon",),
+    "rope_parameters.original_max_position_embeddings": (
+        "rope_parameters.full_attention.original_max_position_embeddings",
+    ),
     "rope_parameters.type": ("rope_parameters.rope_type",),
     "rope_scaling.original_max_position_embeddings": ("original_max_position_embeddings",),
     "rope_scaling.type": ("rope_scaling.rope_type",),
@@ -158,6 +162,7 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "normalization_function": ("rmsnorm",),
     "num_kv_heads_for_linear_attn": (0,),
     "pad_vocab_size_multiple": (8,),  # the vocabulary is rounded up in what is saved
+    "qk_layer_norms": (False,),
     "qk_norm": (True,),
     "rms_norm": (True,),
     "rope_interleave": (True,),
@@ -171,10 +176,10 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "use_moe": (True,),
     "use_parallel_block": (True,),
     "use_pos_enc": (True,),
+    "use_resampler": (False,),
     "use_rmsnorm": (True,),
     "use_rotary_pos_emb": (True,),
     "use_routing_bias": (True,),
-    "use_sconv": (True,),
 }
 
 ALWAYS_OR_NEVER_NORMED = _names("bailing_hybrid cohere2_moe molmo2_text qwen3 qwen3_omni_moe_text step3p5")
@@ -265,6 +270,8 @@ def _unused(text: dict[str, Any], read: DecoderConfig) -> list[tuple[bool, froze
             family in ("minimax_m2", "minimax_m3", "mixtral", "minimax", "minimax_text_01"),
             _names("shared_moe_mode rotary_dim"),
         ),
+        # The first value is of a dense layer, which this does not cap, and the last one of a layer that predicts a further token.
+        (family == "step3p5", _names("swiglu_limits")),
         # Of our reading of Nemotron-H, see the recipe.
         (family == "nemotron_h", _names("attention_bias")),
     ]

@@ -218,8 +218,20 @@ else:
             return split(self, -(-self.shape[dimension] // count), dimension)
 
         def __getitem__(self, key: Any) -> "Tensor":
+            parts = key if isinstance(key, tuple) else (key,)
+            if self.is_rehearsed and any(isinstance(part, list) for part in parts):
+                return self._picked(parts)
             found = self.array[key]
             return self._seen(np.asarray(found, self.array.dtype))
+
+        def _picked(self, parts: tuple[Any, ...]) -> "Tensor":
+            """Of a rehearsal, what slices and one list of places pick: numpy would copy it, into memory that a rehearsal does not have."""
+            (at,) = (index for index, part in enumerate(parts) if isinstance(part, list))
+            assert all(isinstance(part, slice) for part in parts[:at])
+            before, behind = parts[:at], parts[at + 1 :]
+            shape = list(self.array[(*before, slice(None), *behind)].shape)
+            shape[at] = len(parts[at])
+            return empty(tuple(shape), self.dtype, is_rehearsed=True)
 
         # The same numbers elsewhere.
 

@@ -39,6 +39,13 @@ def modelopt(*algorithms: str) -> dict[str, Any]:
     return quantized("modelopt", quant_algo="MIXED_PRECISION", quantized_layers=layers)
 
 
+def rotated(location: str) -> dict[str, Any]:
+    """What compressed-tensors says of rotations, as Laguna XS.2's fp8 version has it."""
+    applied: list[dict[str, Any]] = [{"targets": ["re:.*o_proj$"], "location": "weight_output"}]
+    applied.append({"targets": ["re:.*q_proj$"], "location": location, "inverse": True})
+    return {"config_groups": {"R1": {"type": "hadamard", "head_dim": 128, "apply": applied}}}
+
+
 def auto_round(**given: Any) -> dict[str, Any]:
     return quantized("auto-round", **{"packing_format": "auto_round:auto_gptq", "bits": 4, **given})
 
@@ -75,6 +82,10 @@ def folder(tmp_path: Path) -> Path:
             rounded("float-quantized", transform_config={"config_groups": {"R4": {}}}),
             "compressed-tensors, transform_config",
         ),
+        (
+            rounded("float-quantized", transform_config=rotated("input")),
+            "compressed-tensors, transform_config",
+        ),
         (rounded("float-quantized", "marlin-24"), "compressed-tensors, marlin-24"),
         (modelopt("FP8", "W8A8_SQ_PER_CHANNEL"), "modelopt mixed_precision"),
         ({"quantization_config": {"quant_algo": "MIXED_PRECISION"}}, "modelopt mixed_precision"),
@@ -103,6 +114,7 @@ def test_a_scheme_in_config_json_is_named(changes: dict[str, Any], scheme: str, 
     "changes",
     [
         rounded("nvfp4-pack-quantized", transform_config={}),
+        rounded("float-quantized", transform_config=rotated("weight_input")),
         rounded("float-quantized", "nvfp4-pack-quantized"),
         rounded("dense"),
         modelopt("FP8", "NVFP4"),

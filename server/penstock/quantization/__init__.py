@@ -46,6 +46,8 @@ COMPRESSED = (
 )
 # What says that activations are rotated before they are multiplied, which no tensor shows.
 ROTATIONS = ("spinquant_config", "rotation_config", "hadamard_config", "transform_config")
+# Of compressed-tensors' `transform_config`: what weights have been multiplied with before they were saved (TransformLocation.is_online).
+IN_WEIGHTS = ("weight_input", "weight_output")
 # llama.cpp's types, which no safetensors file holds: what a checkpoint of plain numbers was trained to be rounded to (Gemma's QAT).
 TRAINED_FOR = re.compile(r"q\d_[01k]\w*", re.IGNORECASE)
 READ = "fp8, MXFP8, MXFP4, NVFP4, int8, GPTQ and AWQ, also of compressed-tensors, ModelOpt and AutoRound, are read"
@@ -113,7 +115,7 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
     if scheme == "mxfp4":
         return config.get("model_type") == "gpt_oss"
     given = _first(config)
-    if any(given.get(key) for key in ROTATIONS):
+    if any(_rotates(given, key) for key in ROTATIONS):
         return False
     if scheme == "compressed-tensors":
         return all(format in COMPRESSED for format in _formats(given))
@@ -131,12 +133,27 @@ def is_served(scheme: str, config: dict[str, Any]) -> bool:
 def _details(scheme: str, config: dict[str, Any]) -> Iterator[str]:
     """What of a scheme that is served in part is not."""
     given = _first(config)
-    yield from (key for key in ROTATIONS if given.get(key))
+    yield from (key for key in ROTATIONS if _rotates(given, key))
     if scheme == "compressed-tensors":
         yield from dict.fromkeys(str(one) for one in _formats(given) if one and one not in COMPRESSED)
     if scheme == "auto-round":
         yield from ("act_bits",) if _rounds_activations(given) else ()
         yield from (str(given[key]) for key in ("packing_format", "backend") if given.get(key))
+
+
+def _rotates(given: dict[str, Any], key: str) -> bool:
+    """Whether this field says that something is rotated while the model runs."""
+    value = given.get(key)
+    groups = value.get("config_groups") if isinstance(value, dict) and key == "transform_config" else None
+    return bool(value) if not isinstance(groups, dict) else not all(map(_is_in_weights, groups.values()))
+
+
+def _is_in_weights(group: Any) -> bool:
+    """Of a group of `transform_config`: whether weights alone are rotated."""
+    applied = group.get("apply") if isinstance(group, dict) else None
+    if not isinstance(applied, list) or not applied:
+        return False
+    return all(isinstance(one, dict) and one.get("location") in IN_WEIGHTS for one in applied)
 
 
 def _formats(given: dict[str, Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """A.X K2 (SK Telecom): DeepSeek V3.2 with norms that have a gate of low rank, and with gates on what heads attend to.
 
-Source: transformers 5.23 (axk2), whose defaults are those of skt/A.X-K2.
+Source: transformers 5.23 (axk2), whose defaults are those of skt/A.X-K2; of the fields that say whether there are gates, vLLM's class.
 """
 
 from dataclasses import replace
@@ -75,6 +75,8 @@ def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Checks config.json and names its choices."""
     config = _with_defaults(config)
+    for name in ("attention_output_gate", "attn_gate_fused", "gated_norm"):
+        Fields(config).refuse(name, True)
     read = deepseek.read_config(config)
     assert read.latent is not None
     return replace(

@@ -78,6 +78,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields = Fields(text)
     fields.refuse("hidden_act", "silu")
     fields.refuse("shared_expert_sink", True)
+    fields.refuse("gate_activation", "sigmoid")
+    for name in ("use_embed_norm", "use_sconv", "use_gate_bias", "use_global_scale", "norm_after_topk"):
+        fields.refuse(name, True)
     head_dim = fields.count("head_dim", default=128)
     fields.refuse("swa_head_dim", head_dim)
     width = fields.count("intermediate_size", default=24576)

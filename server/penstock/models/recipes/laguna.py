@@ -41,6 +41,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     fields.refuse("moe_apply_router_weight_on_input", False)
     fields.refuse("moe_router_logit_softcapping", 0, 0.0)
     fields.refuse("gating", True, "per-head", "per-element")
+    fields.refuse("use_bidirectional_attention", False)
+    gating = "per-element" if config.get("gating", True) == "per-element" else "per-head"
+    kinds_of_gates = config.get("gating_types") or []  # of each layer, beside what `gating` says of all
+    if not isinstance(kinds_of_gates, list) or any(
+        str(kind).replace("_", "-") != gating for kind in kinds_of_gates
+    ):
+        raise UnusableModel(f"config.json: gating_types is not a list of {gating!r} alone, as gating says")
     read = llama.read_config({"head_dim": 128, **config, "rope_parameters": None, "mlp_bias": False})
     layers = read.num_layers
     kinds = fields.attention_kinds(layers, ["full_attention"] * layers)
@@ -71,7 +78,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         read,
         qk_norm=read.norm,
         max_positions=positions,
-        output_gate=OutputGate("softplus", per_number=config.get("gating", True) == "per-element"),
+        output_gate=OutputGate("softplus", per_number=gating == "per-element"),
         layers=tuple(
             replace(
                 layer,

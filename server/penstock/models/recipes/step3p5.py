@@ -51,7 +51,7 @@ def keys(config: dict[str, Any]) -> CheckpointKeys:
         experts=experts,
         ignored=(
             rf"(?:.*\.)?layers\.(?:{'|'.join(str(layers + at) for at in range(8))})\..*",
-            r"vit_large_projector\..*",
+            r"(?:model\.)?vit_large_projector\..*",
         ),
     )
     return text_keys(named)
