@@ -314,15 +314,12 @@ impl Calls<'_> {
     fn messages(&self, frame: &Frame, bodies: &Bodies) -> Vec<Part> {
         let text = |text: &str| Part::Text(text.to_owned());
         let free = || Part::Free { without: Vec::new(), not_first: None };
-        let call = vec![Part::OneOf(vec![
-            one(frame, "", bodies),
-            // The parser takes calls without the name before them.
-            one(
-                &Frame { before_arguments: "\",\"args\":", ..*frame },
-                "<|content_invoke_tool_json|>{\"name\":\"",
-                bodies,
-            ),
-        ])];
+        let mut calls = vec![one(frame, "", bodies)];
+        // The parser takes calls without the name before them.
+        if let Some((before_name, before_arguments)) = frame.before_arguments.split_once('%') {
+            calls.push(one(&Frame { before_arguments, ..*frame }, before_name, bodies));
+        }
+        let call = vec![Part::OneOf(calls)];
         let said = |kind: &str| vec![text(kind), free()];
         let said = vec![Part::OneOf(vec![said(inkling::TEXT), said(inkling::THINKING)])];
         let mut before = vec![[said.clone(), vec![text(inkling::END)]].concat()];

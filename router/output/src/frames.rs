@@ -79,6 +79,17 @@ const FUNCTION_ELEMENTS: Elements = Elements {
 const EXACT_ELEMENTS: Elements =
     Elements { before_text: ">", before_json: ">", close: "</parameter>", ..FUNCTION_ELEMENTS };
 
+/// Qwen3-Coder's, of which others have made theirs.
+const FUNCTION: Frame = Frame {
+    before_name: "<tool_call>\n<function=",
+    before_arguments: ">\n",
+    after: "</function>\n</tool_call>",
+    between: "\n",
+    trigger: "<tool_call>",
+    writing: Writing::Elements(FUNCTION_ELEMENTS),
+    ..FRAME
+};
+
 /// GLM's, in lines.
 const ARGUMENT_ELEMENTS: Elements = Elements {
     before_key: "<arg_key>",
@@ -316,19 +327,7 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..FRAME
         },
     ),
-    (
-        "qwen3_coder",
-        "",
-        Frame {
-            before_name: "<tool_call>\n<function=",
-            before_arguments: ">\n",
-            after: "</function>\n</tool_call>",
-            between: "\n",
-            trigger: "<tool_call>",
-            writing: Writing::Elements(FUNCTION_ELEMENTS),
-            ..FRAME
-        },
-    ),
+    ("qwen3_coder", "", FUNCTION),
     // GigaChat 3.1's.
     (
         "gigachat3",
@@ -350,30 +349,16 @@ static FRAMES: &[(&str, &str, Frame)] = &[
             ..FRAME
         },
     ),
+    ("mimo", "", Frame { writing: Writing::Elements(EXACT_ELEMENTS), ..FUNCTION }),
     (
         "seed_oss",
         "",
         Frame {
             before_name: "<seed:tool_call>\n<function=",
-            before_arguments: ">\n",
             after: "</function>\n</seed:tool_call>",
-            between: "\n",
             trigger: "<seed:tool_call>",
             writing: Writing::Elements(EXACT_ELEMENTS),
-            ..FRAME
-        },
-    ),
-    (
-        "mimo",
-        "",
-        Frame {
-            before_name: "<tool_call>\n<function=",
-            before_arguments: ">\n",
-            after: "</function>\n</tool_call>",
-            between: "\n",
-            trigger: "<tool_call>",
-            writing: Writing::Elements(EXACT_ELEMENTS),
-            ..FRAME
+            ..FUNCTION
         },
     ),
     // A template may write the line break as such or as `\n` of a string.
@@ -657,11 +642,16 @@ fn braced(value: &Value, quote: &str) -> String {
 }
 
 impl ToolFormat {
+    /// How models write calls, each behind a text that their chat templates have (empty: any); the first that fits is taken.
+    pub fn frames(&self) -> impl Iterator<Item = (&'static str, &'static Frame)> {
+        let frames = FRAMES.iter().filter(|(name, ..)| *name == self.name);
+        frames.map(|(_, sign, frame)| (*sign, frame))
+    }
+
     /// How a model with this chat template writes a call.
     pub fn frame(&self, template: &str) -> &'static Frame {
-        let mut frames = FRAMES.iter().filter(|(name, ..)| *name == self.name);
         // The tests see that each format has one for any template.
-        frames.find(|(_, sign, _)| template.contains(sign)).map_or(&FRAME, |(.., frame)| frame)
+        self.frames().find(|(sign, _)| template.contains(sign)).map_or(&FRAME, |(_, frame)| frame)
     }
 
     /// Whether a marker has this special token in it, so that its name has to be in the text that is parsed.

@@ -4,6 +4,11 @@
 //! A file's first line names the format. A transcript has `text` and, where they are not empty, `content`, `reasoning`
 //! and `calls`; `in_reasoning` says that the prompt has opened reasoning. Arguments of calls that are not complete are
 //! the text that comes out. All of them may call the tools of `tools.json`.
+//!
+//! The tests of `penstock-constraint` read them, too: its masks let a transcript through whose calls are complete and valid, unless it
+//! says why it is `refused`. Of a format whose answers are made of messages the first line has what these tests need of it:
+//! `only_special`, its markers are never plain text; `end`, the token that ends an answer; `answer`, what stands before and behind an
+//! answer's text; `begins`, texts behind which a call's name stands.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -31,7 +31,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "device": ("says where the model runs: cpu, cuda or cuda:N", ("the device", "where the model runs")),
     "worker-threads": ("sets how many CPU threads compute", ("the number of CPU threads", "how many threads compute")),
     "max-concurrent-requests": ("limits how many requests are queued and running at once; more get status 429", ("the number of concurrent requests", "how many requests may run at once")),
-    "max-best-of": ("limits best_of and n in a request", ("the limit of best_of",)),
+    "max-best-of": ("limits best_of in a request", ("the limit of best_of",)),
     "max-input-tokens": ("limits the tokens of a prompt", ("the longest prompt", "how many tokens a prompt may have")),
     "max-total-tokens": ("limits prompt and answer together, in tokens", ("the total tokens of a request", "how many tokens prompt and answer may have together")),
     "max-batch-prefill-tokens": ("limits the tokens computed in one step", ("the tokens in one step", "the prefill budget of a batch")),

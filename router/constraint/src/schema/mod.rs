@@ -3,15 +3,17 @@
 //! The core has `type`, `enum`, `const`, bounds, `pattern`, arrays, objects, `allOf`, `anyOf` and `$ref` to `$defs`. Every
 //! other keyword is rewritten into these with the same meaning, dropped where it asserts nothing, or refused with its
 //! place. Where a rewrite cannot be exact it may only accept less. [`logic`] negates and tells schemas apart,
-//! [`reference`] finds what a `$ref` means, [`object`] and [`array`] treat the keywords of those.
+//! [`reference`] finds what a `$ref` means, [`object`] and [`array`] treat the keywords of those. Of the core [`recursion`] refuses
+//! references without an end, and [`load`] more in one place than llguidance can intersect.
 
 mod array;
 mod bounds;
-mod check;
 mod choices;
 mod format;
+mod load;
 mod logic;
 mod object;
+mod recursion;
 mod reference;
 
 use std::{cell::Cell, collections::HashMap};
@@ -126,8 +128,8 @@ fn translate(root: &Value, limits: &Limits, stop: &Stop) -> Result<Value> {
     }
     let paths: Vec<&str> =
         translator.definitions.iter().map(|definition| definition.target.pointer.as_str()).collect();
-    check::recursion(&mut core, &mut bodies, &paths)?;
-    check::weight(&core, &bodies)?;
+    recursion::check(&mut core, &mut bodies, &paths)?;
+    load::check(&core, &bodies)?;
     let Value::Object(mut core) = core else {
         return Err(CompileError::new(Kind::Internal, "the core is no object"));
     };
@@ -498,7 +500,7 @@ impl<'a> Translator<'a> {
             }
         }
         let core = Value::Object(members);
-        if let Some(index) = check::referred(&core) {
+        if let Some(index) = recursion::referred(&core) {
             let mut definition = self.definitions[index].clone();
             // One that nothing else refers to becomes the other.
             if index == known && self.definitions.len() == known + 1 {

@@ -8,7 +8,8 @@ use penstock_output::{ReasoningFormat, ToolFormat, dumps, of_template, written_c
 use serde_json::{Value, json};
 
 use crate::http::chats::effort::Efforts;
-use crate::http::chats::messages::{MessageManners, PartsAlone, append, name_results, text_of};
+use crate::http::chats::message_manners::{MessageManners, PartsAlone};
+use crate::http::chats::messages::{append, name_results, text_of};
 
 const TOOL: &str = "penstock_looks_for_tools";
 /// Beside which a call of the first one is looked for: a template that shows this one alone does not show the call.
@@ -434,6 +435,8 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::http::chats::families::{Family, call, families, family, said, tool_loop};
+    use crate::http::chats::formats::{ChatFormats, FormatFlag};
 
     fn conversation() -> Vec<Value> {
         let call =
@@ -629,5 +632,219 @@ mod tests {
             into_the_system_message(&mut messages, &tools);
             assert_eq!(messages[0], system);
         }
+    }
+
+    /// A call that was cut off comes back with what there is of its arguments, and some clients send a text of a text, or a list.
+    #[test]
+    fn arguments_that_are_no_object_are_shown() {
+        let with = |arguments: &str| {
+            let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}});
+            let result = json!({"role": "tool", "tool_call_id": "call00001", "name": "f", "content": "no"});
+            vec![
+                said("user", "x"),
+                json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+                result,
+                said("user", "y"),
+            ]
+        };
+        let mut showing = 0;
+        for (name, family) in families() {
+            let prompt = |arguments: &str| family.prompt(with(arguments));
+            if !prompt(r#"{"city": "Paris"}"#).is_some_and(|prompt| prompt.contains("Paris")) {
+                continue;
+            }
+            showing += 1;
+            for arguments in
+                [r#"{"city": "Paris"#, r#""{\"city\": \"Paris\"}""#, r#"["Paris"]"#, r#""Paris""#, "Paris"]
+            {
+                let prompt = prompt(arguments);
+                assert!(prompt.is_some_and(|prompt| prompt.contains("Paris")), "{name}: {arguments}");
+            }
+        }
+        assert!(showing > 40, "{showing}");
+    }
+
+    /// Each of these writes any role as it is called.
+    #[test]
+    fn calls_have_no_role_that_the_template_does_not_know() {
+        for name in ["chatml", "smollm2", "qwen1_5", "llama3", "phi4_mini", "exaone", "openchat"] {
+            let family = family(name);
+            assert_eq!(family.formats.manners.calls, CallPlace::TextAndUser, "{name}");
+        }
+        assert_eq!(family("granite3").formats.manners.calls, CallPlace::OwnRoles);
+        assert_eq!(family("granite3_3").formats.manners.calls, CallPlace::TextAndToolResponse);
+    }
+
+    /// Command R7B and Command A are published with a template for chats with tools and one for others, which wants turns.
+    #[test]
+    fn calls_and_results_go_where_the_template_of_tools_shows_them() {
+        let cohere = Family::of_sources(&[
+            (
+                "default",
+                "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}\
+                 {% if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}{% else %}<|CHATBOT_TOKEN|>{{ m.content }}{% endif %}{% endfor %}",
+            ),
+            (
+                "tool_use",
+                "{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ m.content }}<|END_TOOL_RESULT|>\
+                 {% elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|><|START_ACTION|>{% for c in m.tool_calls %}\
+                 {{ c.function.name }}{% endfor %}<|END_ACTION|>{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}",
+            ),
+        ]);
+        let manners = &cohere.formats.manners;
+        assert_eq!(manners.calls, CallPlace::TextAndUser);
+        assert_eq!(manners.calls_beside_tools, CallPlace::Messages);
+        let mut thought = tool_loop("{}");
+        thought[1]["reasoning_content"] = "Hm.".into();
+        let prompt = cohere.prompt_beside(true, thought).expect("a prompt");
+        let shown = "<user>x<|CHATBOT_TOKEN|><|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>f<|END_ACTION|>\
+                     <|SYSTEM_TOKEN|><|START_TOOL_RESULT|>r<|END_TOOL_RESULT|>";
+        assert!(prompt.ends_with(shown), "{prompt}");
+        let prompt = cohere.prompt(tool_loop("{}")).expect("a prompt");
+        assert!(prompt.starts_with("<|USER_TOKEN|>x<|CHATBOT_TOKEN|><|START_ACTION|>["), "{prompt}");
+        assert!(prompt.ends_with("<|END_ACTION|><|USER_TOKEN|>r"), "{prompt}");
+    }
+
+    /// Hunyuan A13B's rule.
+    #[test]
+    fn calls_that_are_shown_beside_tools_alone_stay_where_they_are_there() {
+        let hunyuan = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>\
+             {% elif m.tool_calls %}<tool_calls>[{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}]</tool_calls>\
+             {% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}\
+             {% else %}{% for m in messages %}{% if m.role == 'assistant' %}Answer: {{ m.content }}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}\
+             {% endfor %}{% endif %}",
+        );
+        let manners = &hunyuan.formats.manners;
+        assert_eq!((manners.calls, manners.calls_beside_tools), (CallPlace::Text, CallPlace::Messages));
+        let prompt = hunyuan.prompt_beside(true, tool_loop("{}")).expect("a prompt");
+        assert!(
+            prompt.ends_with("<user>x<tool_calls>[f]</tool_calls><tool_response>r</tool_response>"),
+            "{prompt}"
+        );
+        // A template that shows the tools alone does not show their calls.
+        let plain = Family::of(
+            "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+        );
+        assert_eq!(plain.formats.manners.calls_beside_tools, CallPlace::TextAndUser);
+    }
+
+    /// LFM2's first template: it shows results, and calls only as the model's text.
+    #[test]
+    fn calls_that_a_template_does_not_show_are_text_in_its_format() {
+        let lfm2 = Family::of(
+            "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}{% for m in messages %}\
+             <|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}<|tool_response_start|>{{ m.content }}<|tool_response_end|>\
+             {% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+        );
+        assert_eq!(
+            lfm2.prompt(tool_loop(r#"{"city": "Paris", "days": 3}"#)).as_deref(),
+            Some(
+                "<|im_start|>user\nx<|im_end|>\n\
+                 <|im_start|>assistant\n<|tool_call_start|>[f(city=\"Paris\", days=3)]<|tool_call_end|><|im_end|>\n\
+                 <|im_start|>tool\n<|tool_response_start|>r<|tool_response_end|><|im_end|>\n<|im_start|>assistant"
+            )
+        );
+    }
+
+    /// Apertus' rule: arguments are a text there.
+    #[test]
+    fn calls_as_text_have_the_arguments_that_the_model_wrote() {
+        let apertus = Family::of(
+            "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{% if m.role == 'tool' %}[{{ m.content }}]\
+             {% else %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<|tools_prefix|>[{{ '{\"' + c.function.name + '\": ' + c.function.arguments + '}' }}]\
+             <|tools_suffix|>{% endfor %}{% endif %}{% endfor %}",
+        );
+        for arguments in [r#"{"a": 1, "b":  1e2}"#, r#"{"a": "Par"#] {
+            let prompt = apertus.prompt(tool_loop(arguments)).expect("a prompt");
+            let shown =
+                format!("<assistant><|tools_prefix|>[{{\"f\": {arguments}}}]<|tools_suffix|><tool>[r]");
+            assert!(prompt.ends_with(&shown), "{prompt}");
+        }
+    }
+
+    /// DeepSeek R1's, which its distilled models have: it shows calls and results, and no tools.
+    #[test]
+    fn a_template_without_tools_has_calls_in_json_all_along() {
+        let r1 = Family::of(
+            "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}\
+             {% elif m.content is none %}<｜Assistant｜>{% for c in m.tool_calls %}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.type + '<｜tool▁sep｜>' + \
+             c.function.name + '\n```json\n' + c.function.arguments + '\n```' }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>{% endfor %}\
+             {% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}<｜Assistant｜><think>\n",
+        );
+        assert_eq!(r1.formats.calls.map(|format| format.name), Some("json"));
+        assert_eq!(r1.formats.reasoning.map(|format| format.name), Some("think"));
+        assert_eq!(
+            r1.prompt(tool_loop(r#"{"a": 1}"#)).as_deref(),
+            Some(
+                "<｜User｜>x<｜Assistant｜>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]<｜tool▁output▁begin｜>r<｜Assistant｜><think>"
+            )
+        );
+        // A format that is named is kept.
+        let calls = FormatFlag::Named(tool_format("deepseek_v3").expect("it exists"));
+        let source = r1.formats.template.as_str();
+        let named = ChatFormats::of_templates([source; 2], &calls, &FormatFlag::Auto, |chat| r1.render(chat));
+        let mut messages = tool_loop(r#"{"a": 1}"#);
+        named.rewrite(&mut messages, false);
+        let text = messages[1]["content"].as_str().expect("a text");
+        assert!(
+            text.starts_with("<｜tool▁calls▁begin｜>") && text.contains("\n```json\n{\"a\": 1}\n```"),
+            "{text}"
+        );
+    }
+
+    /// Seed-OSS' rule.
+    #[test]
+    fn parameters_without_properties_are_shown_by_a_template_that_goes_through_them() {
+        let seed = Family::of(
+            "{% for t in tools or [] %}def {{ t.function.name }}({% for name, spec in t.function.parameters.properties.items() %}{{ name }}\
+             {% endfor %}){% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        // It goes through those of functions that have some.
+        let guarded = Family::of(
+            "{% for t in tools or [] %}def {{ t.function.name }}({% if t.function.parameters is defined %}\
+             {% for name, spec in t.function.parameters.properties.items() %}{{ name }}{% endfor %}{% endif %}){% endfor %}\
+             {% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        let plain = Family::of(
+            "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{{ m.tool_calls or '' }}{% endfor %}",
+        );
+        assert!(!plain.formats.manners.fills_in_tools);
+        for family in [seed, guarded] {
+            assert!(family.formats.manners.fills_in_tools);
+            for function in [
+                json!({"name": "f"}),
+                json!({"name": "f", "parameters": {}}),
+                json!({"name": "f", "parameters": {"type": "object"}}),
+            ] {
+                let mut tool = json!({"type": "function", "function": function});
+                fill_in(&mut tool);
+                let chat =
+                    Chat { messages: vec![said("user", "x")], tools: Some(vec![tool]), ..Chat::default() };
+                assert_eq!(family.render(&chat).as_deref(), Some("def f()<user>x"), "{function}");
+            }
+        }
+    }
+
+    /// A conversation that was begun with another model.
+    #[test]
+    fn ids_have_the_form_that_the_template_wants() {
+        let mistral = family("mistral_v3");
+        assert!(mistral.formats.manners.nine_ids && !family("mistral_tekken").formats.manners.nine_ids);
+        let (one, other) = ("call_0123456789abcdef", "toolu_0123456789abcdef");
+        let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "r"});
+        let messages = vec![
+            said("user", "x"),
+            json!({"role": "assistant", "content": null, "tool_calls": [call(one, "{}"), call(other, "{}")]}),
+            result(other),
+            result(one),
+        ];
+        let prompt = mistral.prompt(messages).expect("a prompt");
+        let ids = |before: &str| -> Vec<String> {
+            prompt.split(before).skip(1).map(|rest| rest.chars().take(9).collect()).collect()
+        };
+        let (called, mut answered) = (ids("\"id\": \""), ids("\"call_id\": \""));
+        answered.reverse();
+        assert!(called.len() == 2 && called[0] != called[1] && called == answered, "{prompt}");
     }
 }

@@ -55,9 +55,6 @@ impl GenerationParams {
     pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
         let grammar = constraints::openai(fields)?;
         refuse_what_is_missing(fields)?;
-        // As TGI bounds them on these routes.
-        fields.number(&request_fields::TOP_P)?;
-        fields.unsigned(&request_fields::SEED)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
             if fields.value(name).is_none_or(|value| value != false && value != json!({})) {
@@ -67,7 +64,9 @@ impl GenerationParams {
         let known =
             known.iter().map(|field| field.name).chain(request_fields::WITHOUT_EFFECT.iter().copied());
         warnings.unknown(fields, "", known);
-        let mut params = Self { grammar, ..Self::read(fields, served, warnings)? };
+        // As TGI bounds them on these routes.
+        let (top_p, seed) = (&request_fields::TOP_P, &request_fields::SEED);
+        let mut params = Self { grammar, ..Self::read_with(top_p, seed, fields, served, warnings)? };
         if let Some(asked) = &params.grammar
             && params.ignore_eos
         {
@@ -77,14 +76,26 @@ impl GenerationParams {
     }
 
     /// By the names that OpenAI's and Anthropic's dialects share. `fields` are those of the route alone.
-    pub fn read(fields: &Fields, served: &str, mut warnings: Warnings) -> Result<Self, ApiError> {
+    pub fn read(fields: &Fields, served: &str, warnings: Warnings) -> Result<Self, ApiError> {
+        let (top_p, seed) = (&request_fields::NEWER_TOP_P, &request_fields::NEWER_SEED);
+        Self::read_with(top_p, seed, fields, served, warnings)
+    }
+
+    /// Of the two fields the dialects' bounds differ.
+    fn read_with(
+        top_p: &Field,
+        seed: &Field,
+        fields: &Fields,
+        served: &str,
+        mut warnings: Warnings,
+    ) -> Result<Self, ApiError> {
         let model = match fields.text(&request_fields::MODEL)? {
             // What clients of TGI send when the user named none.
             Some(name) if !["tgi", "dummy", ""].contains(&name.as_ref()) => name.into_owned(),
             _ => served.to_string(),
         };
         let temperature = fields.number(&request_fields::OPENAI_TEMPERATURE)?.unwrap_or(1.0);
-        let seed = match fields.signed(&request_fields::NEWER_SEED)? {
+        let seed = match fields.signed(seed)? {
             // -1 is how others spell "random".
             None | Some(-1) => sampling::drawn_seed(),
             // Of a negative one its 64 bits.
@@ -99,7 +110,7 @@ impl GenerationParams {
         let sampling = Sampling {
             temperature: sampling::temperature(temperature),
             top_k,
-            top_p: number(&request_fields::NEWER_TOP_P, 1.0)?,
+            top_p: number(top_p, 1.0)?,
             typical_p: number(&request_fields::TYPICAL_P, 1.0)?,
             min_p: number(&request_fields::MIN_P, 0.0)?,
             repetition_penalty: number(&request_fields::REPETITION_PENALTY, 1.0)?,
