@@ -915,6 +915,24 @@ mod tests {
         }
     }
 
+    /// OpenAI's servers refuse the choice by its type.
+    #[test]
+    fn a_search_for_tools_is_chosen_as_a_function_is() {
+        let tools = json!([search(), {"type": "function", "name": "f"}]);
+        let chosen = json!({"tools": tools, "tool_choice": {"type": "function", "name": "tool_search"}});
+        let tools_of =
+            |asked: Value| format!("{:?}", parsed(asked).expect("valid").chat.tools.expect("a tool"));
+        let found = tools_of(chosen);
+        assert!(found.contains("is_required: true") && found.contains("is_search: true"), "{found}");
+        assert!(!found.contains("is_search: false"), "{found}");
+        let refused = refusal(json!({"tools": tools, "tool_choice": {"type": "tool_search"}}));
+        assert_eq!(
+            refused,
+            "`tool_choice` of type \"tool_search\" is not supported, as at OpenAI: to have the model search first, name the search \
+             as a function, {\"type\": \"function\", \"name\": \"tool_search\"}"
+        );
+    }
+
     #[test]
     fn a_search_for_tools_is_left_out_by_name_where_a_server_makes_it() {
         let function = json!({"type": "function", "name": "f", "defer_loading": true});
