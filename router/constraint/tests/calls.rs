@@ -167,7 +167,8 @@ impl World {
             "<|end_message|>",
         ];
         let gigachat = ["<|message_sep|>\n\n", "<|role_sep|>\n", "<|function_call|>"];
-        let markers = MARKERS.iter().chain(&harmony).chain(&inkling).chain(&gigachat);
+        let hyperclova = ["<|im_end|>", "<|im_start|>"];
+        let markers = MARKERS.iter().chain(&harmony).chain(&inkling).chain(&gigachat).chain(&hyperclova);
         tokens.extend(markers.map(|name| token(name, has_special && format.has_in_markers(name))));
         tokens.extend(BREAKERS.map(|name| token(name, false)));
         let compiler = Compiler::new(tokens.clone(), tokens.len(), &[EOS], patient()).unwrap();
@@ -543,6 +544,11 @@ fn otherwise(format: &str, note: &str, text: &str) -> Option<&'static str> {
             | "text after a call"
             | "two calls",
         ) => "a call ends the answer",
+        ("hyperclovax", "an object alone, as the model card has it") => "calls stand in a list",
+        ("hyperclovax", "parameters instead of arguments" | "no arguments key") => {
+            "a call has a name and an object"
+        }
+        ("hyperclovax", "the message is not ended") => "messages are ended",
         (
             "inkling",
             "two calls, of which the second has no role" | "reasoning that is not ended before a call",
@@ -673,6 +679,9 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
         format!(
             "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{body}<|tool_call:end|>"
         )
+    };
+    let hyperclova = |body: &str| {
+        format!("-> tool/function_call\n[{{\"name\": \"get_weather\", \"arguments\": {body}}}]<|im_end|>")
     };
     let inkling = |body: &str| {
         format!(
@@ -823,6 +832,24 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             "command_a",
             vec![action("{\"city\": \"Paris\"}"), "<|START_RESPONSE|>Hello.<|END_RESPONSE|>".to_owned()],
             vec![action("{\"town\": \"Paris\"}"), action("{}")],
+        ),
+        (
+            "hyperclovax",
+            vec![
+                hyperclova(paris),
+                format!(" {}", hyperclova(paris)),
+                format!("\nHm.<|im_end|>\n<|im_start|>assistant {}", hyperclova(paris)),
+                "\nHello.<|im_end|>".to_owned(),
+                "Hello.".to_owned(),
+            ],
+            vec![
+                hyperclova("{}"),
+                hyperclova("{\"town\": \"Paris\"}"),
+                hyperclova(paris).replace("get_weather", "nothing"),
+                hyperclova(paris).replace("arguments", "parameters"),
+                format!("\nHm.<|im_end|>\n<|im_start|>assistant {}", hyperclova("{}")),
+                "-> tool/function_call\nHello.".to_owned(),
+            ],
         ),
         (
             "solar_open",
@@ -1406,6 +1433,25 @@ fn text_of_a_schema_goes_after_reasoning() {
             vec![format!("<|think|>Hm.<|end|><|begin|>assistant<|content|>{TEXT}")],
             vec![format!("<|content|>{TEXT}"), TEXT.to_owned()],
             vec![format!("<|content|>Hm. {TEXT}"), "<|think|>Hm.<|end|><|begin|>assistant".to_owned()],
+        ),
+        (
+            "hyperclovax",
+            "hyperclovax",
+            Start::Content,
+            vec![
+                format!("/think\nHm.<|im_end|>\n<|im_start|>assistant\n{TEXT}<|im_end|>"),
+                format!("/think\nHm.<|im_end|>\n<|im_start|>assistant\n{TEXT}"),
+            ],
+            vec![format!("\n{TEXT}<|im_end|>"), format!("\n{TEXT}"), TEXT.to_owned()],
+            vec![format!("\nHm. {TEXT}"), "/think\nHm.<|im_end|>\n<|im_start|>assistant".to_owned()],
+        ),
+        (
+            "hyperclovax",
+            "hyperclovax",
+            Start::Reasoning,
+            vec![format!("Hm.<|im_end|>\n<|im_start|>assistant\n{TEXT}<|im_end|>")],
+            vec![],
+            vec![TEXT.to_owned(), format!("Hm.<|im_end|>{TEXT}")],
         ),
     ] {
         let (reasoning, tool) = (reasoning_format(name).unwrap(), tool_format(tool).unwrap());
