@@ -1,5 +1,6 @@
 """Real answers against the schemas of `/api-doc/openapi.json`, which know every member: what is not described
-there, or not there though described, is an error."""
+there, or not there though described, is an error. And requests: what a route takes its schema takes, and what is wrong in its
+shape neither."""
 
 from __future__ import annotations
 
@@ -41,6 +42,19 @@ FORCED = {
 }
 FORCED_FUNCTION = {**FORCED, "tool_choice": {"type": "function", "name": "get_weather"}}
 MESSAGES = {"messages": user(ADD), "max_tokens": 60}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+BEHIND_A_RESULT: list[dict[str, Any]] = [
+    {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+    {"type": "document", "title": "A", "source": PDF},
+    {"type": "search_result", "title": "A", "source": "a", "content": [{"type": "text", "text": "A"}]},
+]
+RETURNED = {
+    "messages": [
+        *user(ADD),
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}, *BEHIND_A_RESULT]},
+    ]
+}
 COMPLETION = {"prompt": [as_text(ADD), as_text(REPEAT)], "max_tokens": 8}
 DETAILED = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "max_new_tokens": 8}
 SAMPLED = {"details": True, "best_of": 2, "do_sample": True, "max_new_tokens": 8}
@@ -72,11 +86,20 @@ def as_json_schema(schema: Any) -> Any:
     return {"anyOf": [plain, {"type": "null"}]} if schema.get("nullable") is True else plain
 
 
+def errors_of(document: Any, content: Any, value: Any) -> list[str]:
+    schema = {**content["schema"], "components": document["components"]}
+    return [error.message for error in Draft202012Validator(as_json_schema(schema)).iter_errors(value)]
+
+
 def check(document: Any, path: str, method: str, status: int, kind: str, value: Any) -> None:
     response = document["paths"][path][method]["responses"][str(status)]
-    schema = {**response["content"][kind]["schema"], "components": document["components"]}
-    errors = [error.message for error in Draft202012Validator(as_json_schema(schema)).iter_errors(value)]
+    errors = errors_of(document, response["content"][kind], value)
     assert not errors, (path, errors, value)
+
+
+def errors_of_request(document: Any, path: str, body: Any) -> list[str]:
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    return errors_of(document, content["application/json"], body)
 
 
 GETS = [
@@ -97,6 +120,7 @@ POSTS: list[tuple[str, Any]] = [
     ("/generate", {"inputs": as_text(ADD), "parameters": SAMPLED, "no_such_field": 1}),
     ("/", {"inputs": as_text(ADD), "parameters": DETAILED}),
     ("/tokenize", {"inputs": "a naïve text"}),
+    ("/tokenize", {"inputs": "x", "parameters": {"truncate": 1}, "no_such_field": 1}),
     ("/chat_tokenize", CHAT),
     ("/chat_tokenize", {**CHAT, "no_such_field": 1}),
     ("/v1/chat/completions", CHAT),
@@ -116,6 +140,7 @@ POSTS: list[tuple[str, Any]] = [
         {**MESSAGES, "tools": [INPUT_SCHEMA], "tool_choice": {"type": "any"}, "no_such_field": 1},
     ),
     ("/v1/messages/count_tokens", {"messages": user(ADD)}),
+    ("/v1/messages/count_tokens", RETURNED),
     ("/v1/completions", COMPLETION),
     ("/v1/completions", {**COMPLETION, "echo": True, "logprobs": 2, "no_such_field": 1}),
     ("/v1/completions", {**COMPLETION, "echo": True, "logprobs": 1, "max_tokens": 0}),
@@ -149,10 +174,14 @@ WRONG: list[tuple[str, Any, int]] = [
     ("/generate", {"inputs": 5}, 422),
     ("/generate_stream", {}, 422),
     ("/tokenize", "{", 400),
+    ("/tokenize", {"inputs": "x", "parameters": {"top_k": -1}}, 422),
+    ("/tokenize", {"inputs": "x", "parameters": 5}, 422),
     ("/v1/chat/completions", {"messages": []}, 422),
     ("/v1/completions", {"prompt": "x", "top_p": 7}, 422),
     ("/v1/completions", "{", 400),
     ("/v1/messages", {"messages": []}, 400),
+    ("/v1/messages", {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "audio"}]}]}, 400),
+    ("/v1/messages", {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400),
     ("/v1/responses", {"input": 5}, 422),
     ("/vertex", {"instances": 5}, 422),
     ("/invocations", {}, 422),
@@ -200,6 +229,7 @@ def test_what_is_answered(complete_server: Launched, document: Any, path: str, b
     reply = wire.post(complete_server.address, filled(path, ""), body)
     assert reply.status == 200, reply
     check(document, path, "post", 200, "application/json", reply.json())
+    assert not errors_of_request(document, path, body)
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
@@ -218,6 +248,7 @@ def test_what_is_refused(complete_server: Launched, document: Any, path: str, bo
     reply = wire.post(complete_server.address, filled(path, ""), body)
     assert reply.status == status, reply
     check(document, path, "post", status, "application/json", reply.json())
+    assert isinstance(body, str) or errors_of_request(document, path, body)
 
 
 def test_a_schema_that_lies_would_be_noticed(complete_server: Launched, document: Any) -> None:

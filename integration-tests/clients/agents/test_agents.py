@@ -162,7 +162,7 @@ def test_thoughts_are_reasoning_items(thinking: str) -> None:
     whole = client.responses.create(**asked(conversation, **more))
     summed = whole.output[0]
     assert [(part.type, part.text) for part in summed.summary] == [("summary_text", thought)]
-    assert (summed.content, summed.encrypted_content) == (None, thought)
+    assert (summed.content, summed.encrypted_content) == (None, f"penstock:{thought}")
     with client.responses.stream(**asked(conversation, **more)) as stream:
         parts = [event.delta for event in stream if event.type == "response.reasoning_summary_text.delta"]
         assert len(parts) > 1 and "".join(parts) == thought

@@ -42,9 +42,13 @@ impl ReasoningFormat {
 
     /// Whether the prompt has closed reasoning where the answer begins: the model is not to reason.
     pub fn is_closed_after(&self, prompt: &str) -> bool {
-        let prompt = prompt.trim_end();
         let ends = if self.off.is_empty() { self.close } else { self.off };
-        ends.iter().any(|end| prompt.ends_with(end.trim_end()))
+        let is_behind = |end: &&str| match end.ends_with(char::is_whitespace) {
+            // By it the head of a message has ended.
+            true => prompt.ends_with(*end),
+            false => prompt.trim_end().ends_with(*end),
+        };
+        ends.iter().any(is_behind)
     }
 
     /// Whether the text opens reasoning and does not close it. A prompt's messages may do so in their own words.
@@ -171,6 +175,16 @@ mod tests {
                 "gigachat3",
                 "",
             ),
+            (
+                "'<|im_start|>tool_list\\n' … '<|im_start|>assistant -> tool/function_call\\n' … '<|im_start|>assistant/think\\n'",
+                "hyperclovax",
+                "hyperclovax",
+            ),
+            (
+                "'<|im_start|>tool_list\\n' … '<|im_start|>assistant -> tool/function_call\\n'",
+                "hyperclovax",
+                "",
+            ),
             ("<|start_header_id|> … <TOOLCALL>[ … '</think>'", "nemotron", "think"),
             ("'<|tool|>' … '<|/tool|>' … <|tool_call|>", "phi4_mini", ""),
             ("<|start_of_role|> … <|tool_call|>", "granite", ""),
@@ -225,6 +239,15 @@ mod tests {
         let inkling = reasoning_format("inkling").expect("it exists");
         let prompt = "<|message_user|><|content_text|>Hi<|end_message|><|message_model|>";
         assert!(!inkling.is_closed_after(prompt) && inkling.start_after(prompt) == Start::Content);
+        // Whether to reason is asked for, or not, or left to the model.
+        let hyperclova = reasoning_format("hyperclovax").expect("it exists");
+        for (head, start, is_closed) in
+            [("/think\n", Start::Reasoning, false), ("\n", Start::Content, true), ("", Start::Content, false)]
+        {
+            let prompt = format!("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant{head}");
+            assert_eq!(hyperclova.start_after(&prompt), start, "{prompt:?}");
+            assert_eq!(hyperclova.is_closed_after(&prompt), is_closed, "{prompt:?}");
+        }
         let gemma = reasoning_format("gemma4").expect("it exists");
         assert_eq!(gemma.start_after("<|turn>model\n<|channel>thought\n<channel|>"), Start::Content);
         let seed = reasoning_format("seed_oss").expect("it exists");

@@ -53,6 +53,9 @@ pub struct ReasoningFormat {
     pub(crate) silent: &'static [&'static str],
     /// What a prompt ends with that has the model not reason; none: what closes reasoning.
     pub(crate) off: &'static [&'static str],
+    /// Where a prompt leaves it to the model whether to reason, the answer begins with the rest of its message's head: white space
+    /// before a text is no part of it.
+    pub(crate) begins_in_head: bool,
 }
 
 impl ReasoningFormat {

@@ -351,6 +351,16 @@ static FRAMES: &[(&str, &str, Frame)] = &[
     ),
     ("mimo", "", Frame { writing: Writing::Elements(EXACT_ELEMENTS), ..FUNCTION }),
     (
+        "hyperclovax",
+        "",
+        Frame {
+            open: "-> tool/function_call\n[",
+            close: "]<|im_end|>",
+            trigger: "-> tool/function_call\n",
+            ..FRAME
+        },
+    ),
+    (
         "seed_oss",
         "",
         Frame {
@@ -845,19 +855,21 @@ mod tests {
             // As its tokenizer has them, with the line breaks.
             ("gigachat3", "<|message_sep|>\n\n", "</s>"),
             ("gigachat3", "<|role_sep|>\n", "<|file|>"),
+            ("hyperclovax", "<|im_end|>", "<|stop|>"),
         ] {
             let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside), "{inside}");
             assert!(!format.has_in_markers(outside), "{outside}");
         }
-        for (format, inside) in [
-            ("think", "</think>"),
-            ("harmony", "<|message|>"),
-            ("mistral", "[THINK]"),
-            ("inkling", "<|content_text|>"),
+        for (format, inside, outside) in [
+            ("think", "</think>", "<|im_end|>"),
+            ("harmony", "<|message|>", "<|im_end|>"),
+            ("mistral", "[THINK]", "<|im_end|>"),
+            ("inkling", "<|content_text|>", "<|im_end|>"),
+            ("hyperclovax", "<|im_start|>", "<|endofturn|>"),
         ] {
             let format = REASONING.iter().find(|known| known.name == format).expect("the format exists");
-            assert!(format.has_in_markers(inside) && !format.has_in_markers("<|im_end|>"), "{inside}");
+            assert!(format.has_in_markers(inside) && !format.has_in_markers(outside), "{inside}");
         }
     }
 

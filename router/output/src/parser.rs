@@ -304,7 +304,7 @@ impl Parser {
                 return Flow::Wait;
             }
             match self.edge {
-                Edge::Start => self.give(space, out),
+                Edge::Start if !self.begins_in_head() => self.give(space, out),
                 _ => self.skip(space),
             }
             return Flow::Wait;
@@ -356,9 +356,14 @@ impl Parser {
     fn leave_edge(&mut self, space: usize, out: &mut Out) {
         match self.edge {
             Edge::ReasoningOpened | Edge::ReasoningClosed => self.skip(space),
+            Edge::Start if self.begins_in_head() => self.skip(space),
             _ => self.give(space, out),
         }
         self.edge = Edge::None;
+    }
+
+    fn begins_in_head(&self) -> bool {
+        self.reasoning.is_some_and(|format| format.begins_in_head)
     }
 
     fn mark(&mut self, space: usize, bytes: usize, mark: Mark) {

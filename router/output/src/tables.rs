@@ -206,6 +206,19 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         ..FORMAT
     },
     ToolFormat {
+        name: "hyperclovax",
+        aliases: &["hcx", "hyperclovax_seed_think_14b"],
+        signs: &[&["tool/function_call"]],
+        calls: &[Call {
+            // Of a message's head what follows the role.
+            open: &["-> tool/function_call\n"],
+            close: &["<|im_end|>"],
+            body: Body::Envelope(Envelope { arguments: &["arguments", "parameters", "input"], ..ENVELOPE }),
+        }],
+        silent: HYPERCLOVAX_MESSAGES,
+        ..FORMAT
+    },
+    ToolFormat {
         name: "seed_oss",
         aliases: &["seed-oss"],
         signs: &[&["<seed:tool_call>"]],
@@ -595,6 +608,19 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         ..REASONING_FORMAT
     },
     ReasoningFormat {
+        name: "hyperclovax",
+        aliases: &["hcx", "hyperclovax_seed_think_14b"],
+        signs: &[&["tool/function_call", "/think"]],
+        // Of a message's head what follows the role, as of a call.
+        open: &["/think\n"],
+        close: &["<|im_end|>\n<|im_start|>assistant", "<|im_end|>"],
+        silent: HYPERCLOVAX_MESSAGES,
+        // Every message ends as reasoning does.
+        off: &["<|im_start|>assistant\n"],
+        begins_in_head: true,
+        ..REASONING_FORMAT
+    },
+    ReasoningFormat {
         name: "kimi",
         aliases: &["kimi_vl"],
         signs: &[&["◁think▷"]],
@@ -739,6 +765,7 @@ const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     ends_at_call: EndsAtCall::Never,
     silent: &[],
     off: &[],
+    begins_in_head: false,
 };
 
 const NAME: Name = Name { ends: &[], stops: &[], attribute: None, prefix: "", id_end: None, cut: None };
@@ -828,6 +855,15 @@ const COHERE_ANSWER: &[&str] = &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|ST
 
 const KIMI_K3_ANSWER: &[&str] =
     &["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"];
+
+/// Of an answer each of reasoning, text and calls is a message. The space is a call's.
+const HYPERCLOVAX_MESSAGES: &[&str] = &[
+    "<|im_end|>\n<|im_start|>assistant ",
+    "<|im_end|>\n<|im_start|>assistant",
+    "<|im_start|>assistant ",
+    "<|im_start|>assistant",
+    "<|im_end|>",
+];
 
 /// Of an answer each of reasoning, text and calls is a turn.
 const SOLAR_OPEN_TURNS: &[&str] =

@@ -67,11 +67,10 @@ fn markdown() -> String {
         }
     };
     table("Headers of all that generate", &[&request_fields::DEADLINE]);
-    table("`/generate`, `/generate_stream`, `/`", &RequestSchema::Compat.fields());
+    table("`/generate`, `/generate_stream`, `/`, `/tokenize`", &RequestSchema::Compat.fields());
     table("`parameters` of these", request_fields::TGI_PARAMETERS);
     table("`/v1/chat/completions`, `/chat_tokenize`", &RequestSchema::Chat.fields());
     table("`/v1/completions`", &RequestSchema::Completion.fields());
-    table("`/tokenize`", &RequestSchema::Tokenize.fields());
     table("`/vertex`", &RequestSchema::Vertex.fields());
     table("`/v2/models/{name}/infer`", &RequestSchema::Infer.fields());
     text.push_str(DIALECTS);

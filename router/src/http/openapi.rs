@@ -18,10 +18,9 @@ use crate::http::state::Server;
 use crate::limits::{Limits, PRIORITIES};
 
 impl RequestSchema {
-    const ALL: [RequestSchema; 11] = [
+    const ALL: [RequestSchema; 10] = [
         RequestSchema::Generate,
         RequestSchema::Compat,
-        RequestSchema::Tokenize,
         RequestSchema::Chat,
         RequestSchema::Completion,
         RequestSchema::Invocation,
@@ -36,7 +35,6 @@ impl RequestSchema {
         match self {
             RequestSchema::Generate => "GenerateRequest",
             RequestSchema::Compat => "CompatRequest",
-            RequestSchema::Tokenize => "TokenizeRequest",
             RequestSchema::Chat => "ChatRequest",
             RequestSchema::Completion => "CompletionRequest",
             RequestSchema::Invocation => "InvocationRequest",
@@ -54,7 +52,6 @@ impl RequestSchema {
             RequestSchema::Compat => {
                 vec![&request_fields::INPUTS, &request_fields::PARAMETERS, &request_fields::STREAM]
             }
-            RequestSchema::Tokenize => vec![&request_fields::INPUTS],
             RequestSchema::Chat => request_fields::chat_fields(),
             RequestSchema::Completion => request_fields::completion_fields(),
             RequestSchema::Invocation => Vec::new(),
@@ -341,6 +338,7 @@ mod tests {
     use super::*;
     use crate::http::fields::Fields;
     use crate::http::fields::tests::limits;
+    use crate::http::tgi;
 
     #[test]
     fn every_reference_leads_somewhere() {
@@ -366,6 +364,33 @@ mod tests {
         }
         let document = of_server(&limits(), &args(&["--guard-metrics"]));
         assert!(document["paths"]["/metrics"]["get"]["security"].is_array());
+    }
+
+    /// TGI's clients send it what they send /generate, and wrong parameters are refused there as well.
+    #[test]
+    fn a_body_of_tokenize_is_what_the_route_reads() {
+        let limits = limits();
+        let document = of_server(&limits, &args(&[]));
+        let post = &document["paths"]["/tokenize"]["post"];
+        let body = &post["requestBody"]["content"]["application/json"]["schema"];
+        assert_eq!(*body, reference("GenerateRequest"));
+        let members = document["components"]["schemas"]["GenerateRequest"]["properties"].as_object();
+        let members: Vec<_> = members.expect("an object").keys().collect();
+        assert_eq!(members, ["inputs", "parameters"]);
+        let read = |parameters: Value| {
+            let body = json!({"inputs": "x", "parameters": parameters}).to_string();
+            let read = Fields::parse(body.as_bytes(), &limits).and_then(|fields| tgi::inputs_alone(&fields));
+            read.map(|(inputs, warnings)| (inputs, warnings.lines().len())).map_err(|error| error.to_string())
+        };
+        for parameters in [json!(null), json!({}), json!({"truncate": 1, "top_k": 5})] {
+            assert_eq!(read(parameters), Ok(("x".to_owned(), 0)));
+        }
+        for (parameters, says) in
+            [(json!(5), "`parameters` must be"), (json!({"top_k": -1}), "`top_k` must be")]
+        {
+            let refused = read(parameters).expect_err("it is wrong");
+            assert!(refused.contains(says), "{refused}");
+        }
     }
 
     /// Texts and lists of tokens may stand side by side in a list of prompts.

@@ -79,7 +79,6 @@ pub enum Handler {
 pub enum RequestSchema {
     Generate,
     Compat,
-    Tokenize,
     Chat,
     Completion,
     Invocation,
@@ -151,9 +150,9 @@ pub static ROUTES: [Route; 34] = [
     get("/v1/models", Handler::Models).answers(Answer::Json("Models"), "The served model, in a list"),
     get("/v1/models/{*id}", Handler::Model).answers(Answer::Json("Model"), "The served model, by its name"),
     post("/tokenize", Handler::Tokenize).takes(
-        RequestSchema::Tokenize,
+        RequestSchema::Generate,
         Answer::Json("Tokens"),
-        "The tokens of a text, special tokens added",
+        "The tokens of the `inputs` of a body of /generate, special tokens added; its `parameters` are only checked",
     ),
     post("/chat_tokenize", Handler::ChatTokenize).takes(
         RequestSchema::Chat,

@@ -19,7 +19,7 @@ mod writing;
 const EOS: u32 = 256;
 
 /// Tokens that models have for their markers, as special ones or as text.
-const MARKERS: [&str; 63] = [
+const MARKERS: [&str; 65] = [
     "<tool_call>",
     "</tool_call>",
     "<tool_calls>",
@@ -83,6 +83,8 @@ const MARKERS: [&str; 63] = [
     "<|message_sep|>\n\n",
     "<|role_sep|>\n",
     "<|function_call|>",
+    "<|im_end|>",
+    "<|im_start|>",
 ];
 
 /// Tokens that try to leave the place where they stand.

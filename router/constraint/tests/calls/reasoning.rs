@@ -237,6 +237,25 @@ fn text_of_a_schema_goes_after_reasoning() {
             vec![format!("<|content|>{TEXT}"), TEXT.to_owned()],
             vec![format!("<|content|>Hm. {TEXT}"), "<|think|>Hm.<|end|><|begin|>assistant".to_owned()],
         ),
+        (
+            "hyperclovax",
+            "hyperclovax",
+            Start::Content,
+            vec![
+                format!("/think\nHm.<|im_end|>\n<|im_start|>assistant\n{TEXT}<|im_end|>"),
+                format!("/think\nHm.<|im_end|>\n<|im_start|>assistant\n{TEXT}"),
+            ],
+            vec![format!("\n{TEXT}<|im_end|>"), format!("\n{TEXT}"), TEXT.to_owned()],
+            vec![format!("\nHm. {TEXT}"), "/think\nHm.<|im_end|>\n<|im_start|>assistant".to_owned()],
+        ),
+        (
+            "hyperclovax",
+            "hyperclovax",
+            Start::Reasoning,
+            vec![format!("Hm.<|im_end|>\n<|im_start|>assistant\n{TEXT}<|im_end|>")],
+            vec![],
+            vec![TEXT.to_owned(), format!("Hm.<|im_end|>{TEXT}")],
+        ),
     ] {
         let (reasoning, tool) = (reasoning_format(name).unwrap(), tool_format(tool).unwrap());
         let world = World::new(tool, true);

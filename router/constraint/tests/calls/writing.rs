@@ -83,6 +83,9 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{body}<|tool_call:end|>"
         )
     };
+    let hyperclova = |body: &str| {
+        format!("-> tool/function_call\n[{{\"name\": \"get_weather\", \"arguments\": {body}}}]<|im_end|>")
+    };
     let inkling = |body: &str| {
         format!(
             "get_weather<|content_invoke_tool_json|>{{\"name\":\"get_weather\",\"args\":{body}}}<|end_message|>"
@@ -232,6 +235,24 @@ fn wrong_calls_are_refused_in_each_way_of_writing() {
             "command_a",
             vec![action("{\"city\": \"Paris\"}"), "<|START_RESPONSE|>Hello.<|END_RESPONSE|>".to_owned()],
             vec![action("{\"town\": \"Paris\"}"), action("{}")],
+        ),
+        (
+            "hyperclovax",
+            vec![
+                hyperclova(paris),
+                format!(" {}", hyperclova(paris)),
+                format!("\nHm.<|im_end|>\n<|im_start|>assistant {}", hyperclova(paris)),
+                "\nHello.<|im_end|>".to_owned(),
+                "Hello.".to_owned(),
+            ],
+            vec![
+                hyperclova("{}"),
+                hyperclova("{\"town\": \"Paris\"}"),
+                hyperclova(paris).replace("get_weather", "nothing"),
+                hyperclova(paris).replace("arguments", "parameters"),
+                format!("\nHm.<|im_end|>\n<|im_start|>assistant {}", hyperclova("{}")),
+                "-> tool/function_call\nHello.".to_owned(),
+            ],
         ),
         (
             "solar_open",

@@ -348,6 +348,18 @@ pub fn writers() -> Vec<Writer> {
             ..WRITER
         },
         Writer {
+            format: "hyperclovax",
+            reasoning: "hyperclovax",
+            think: ("/think\n", "<|im_end|>\n<|im_start|>assistant\n"),
+            write: |calls| {
+                format!(
+                    "<|im_end|>\n<|im_start|>assistant -> tool/function_call\n{}<|im_end|>",
+                    list(calls, "name", "arguments")
+                )
+            },
+            ..WRITER
+        },
+        Writer {
             format: "step3",
             forbidden: &["</steptml:parameter>"],
             write: |calls| {

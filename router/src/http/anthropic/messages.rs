@@ -36,13 +36,13 @@ enum Content<'a> {
     Blocks(Vec<BlockParam<'a>>),
 }
 
-/// A part of a message. Thinking and calls are the assistant's, results the user's. Behind a result stands, too, what the tool
-/// returned beside it, as Claude Code's `Read` does with a PDF: a block of a result, which is read as one.
+/// A part of a message. Thinking and calls are the assistant's, results the user's. Behind a result of its message stands, too, what
+/// the tool returned beside it, as Claude Code's `Read` does with a PDF: a block of a result, which is read as one.
 #[derive(JsonSchema)]
 #[schemars(tag = "type", rename_all = "snake_case")]
 pub enum BlockParam<'a> {
     Text {
-        text: Cow<'a, str>,
+        text: &'a str,
     },
     Thinking {
         thinking: &'a str,
@@ -58,6 +58,12 @@ pub enum BlockParam<'a> {
         tool_use_id: &'a str,
         content: Option<Returned<'a>>,
     },
+    /// Behind a `tool_result` only. The model is told that there was one.
+    Image {},
+    /// Behind a `tool_result` only.
+    Document(DocumentParam<'a>),
+    /// Behind a `tool_result` only.
+    SearchResult(SearchResultParam<'a>),
 }
 
 /// A text, or blocks of text, which are paragraphs.
@@ -91,20 +97,28 @@ pub enum ResultBlockParam<'a> {
     },
     /// The model is told that there was one.
     Image {},
-    Document {
-        title: Option<&'a str>,
-        context: Option<&'a str>,
-        source: DocumentSource<'a>,
-    },
-    SearchResult {
-        title: &'a str,
-        source: &'a str,
-        content: Texts<'a>,
-    },
+    Document(DocumentParam<'a>),
+    SearchResult(SearchResultParam<'a>),
     /// A tool that a search for tools has found. All of them are shown to the model anyway.
     ToolReference {
         tool_name: &'a str,
     },
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub struct DocumentParam<'a> {
+    title: Option<&'a str>,
+    context: Option<&'a str>,
+    source: DocumentSource<'a>,
+}
+
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub struct SearchResultParam<'a> {
+    title: &'a str,
+    source: &'a str,
+    content: Texts<'a>,
 }
 
 /// Where a document is. Of one that is no text the model is told that there was one.
@@ -192,23 +206,14 @@ impl<'a> Returned<'a> {
 
 impl<'a> ResultBlockParam<'a> {
     fn read(block: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
-        let optional = |name: &'static str| block.get(name).map(|_| block.text(name)).transpose();
         Ok(match block.kind()? {
             "text" => Self::Text { text: block.text("text")? },
             "image" => {
                 unseen.add(&block.place, Kind::Image);
                 Self::Image {}
             }
-            "document" => Self::Document {
-                title: optional("title")?,
-                context: optional("context")?,
-                source: DocumentSource::read(block, unseen)?,
-            },
-            "search_result" => Self::SearchResult {
-                title: block.text("title")?,
-                source: block.text("source")?,
-                content: Texts::read(&block.at("content"), block.value("content"))?,
-            },
+            "document" => Self::Document(DocumentParam::read(block, unseen)?),
+            "search_result" => Self::SearchResult(SearchResultParam::read(block)?),
             "tool_reference" => Self::ToolReference { tool_name: block.text("tool_name")? },
             kind => {
                 let text = format!("of type {:?} is not supported in a tool's result", shortened(kind));
@@ -217,20 +222,46 @@ impl<'a> ResultBlockParam<'a> {
         })
     }
 
-    /// With what names it, which Anthropic's models read, too.
     fn text(self) -> Cow<'a, str> {
         match self {
             Self::Text { text } => text.into(),
             Self::Image {} => Kind::Image.text().into(),
-            Self::Document { title, context, source } => {
-                let named = [title, context].into_iter().flatten().map(Cow::from);
-                named.chain([source.text()]).collect::<Vec<_>>().join("\n").into()
-            }
-            Self::SearchResult { title, source, content } => {
-                [title, source, content.joined().as_str()].join("\n").into()
-            }
+            Self::Document(document) => document.text().into(),
+            Self::SearchResult(result) => result.text().into(),
             Self::ToolReference { tool_name } => tool_name.into(),
         }
+    }
+}
+
+impl<'a> DocumentParam<'a> {
+    fn read(block: &Object<'a>, unseen: &mut Unseen) -> Result<Self, ApiError> {
+        let optional = |name: &'static str| block.get(name).map(|_| block.text(name)).transpose();
+        Ok(Self {
+            title: optional("title")?,
+            context: optional("context")?,
+            source: DocumentSource::read(block, unseen)?,
+        })
+    }
+
+    /// With what names it, which Anthropic's models read, too.
+    fn text(self) -> String {
+        let named = [self.title, self.context].into_iter().flatten().map(Cow::from);
+        named.chain([self.source.text()]).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl<'a> SearchResultParam<'a> {
+    fn read(block: &Object<'a>) -> Result<Self, ApiError> {
+        Ok(Self {
+            title: block.text("title")?,
+            source: block.text("source")?,
+            content: Texts::read(&block.at("content"), block.value("content"))?,
+        })
+    }
+
+    /// As of a document.
+    fn text(self) -> String {
+        [self.title, self.source, self.content.joined().as_str()].join("\n")
     }
 }
 
@@ -269,7 +300,7 @@ impl<'a> BlockParam<'a> {
         unseen: &mut Unseen,
     ) -> Result<Self, ApiError> {
         Ok(match (block.kind()?, role) {
-            ("text", _) => Self::Text { text: block.text("text")?.into() },
+            ("text", _) => Self::Text { text: block.text("text")? },
             ("thinking", Role::Assistant) => Self::Thinking { thinking: block.text("thinking")? },
             ("redacted_thinking", Role::Assistant) => Self::RedactedThinking {},
             ("tool_use", Role::Assistant) => Self::ToolUse {
@@ -287,8 +318,15 @@ impl<'a> BlockParam<'a> {
                     .map(|content| Returned::read(&block.at("content"), content, unseen))
                     .transpose()?,
             },
-            ("image" | "document" | "search_result", Role::User) if is_behind_result => {
-                Self::Text { text: ResultBlockParam::read(block, unseen)?.text() }
+            ("image", Role::User) if is_behind_result => {
+                unseen.add(&block.place, Kind::Image);
+                Self::Image {}
+            }
+            ("document", Role::User) if is_behind_result => {
+                Self::Document(DocumentParam::read(block, unseen)?)
+            }
+            ("search_result", Role::User) if is_behind_result => {
+                Self::SearchResult(SearchResultParam::read(block)?)
             }
             (kind, _) => {
                 let (kind, role) = (shortened(kind), role.name());
@@ -336,10 +374,13 @@ impl<'a> MessageParam<'a> {
             }
             Content::Blocks(blocks) => blocks,
         };
-        let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
+        let (mut texts, mut reasoning, mut calls) = (Vec::<Cow<str>>::new(), String::new(), Vec::new());
         for block in blocks {
             match block {
-                BlockParam::Text { text } => texts.push(text),
+                BlockParam::Text { text } => texts.push(text.into()),
+                BlockParam::Image {} => texts.push(Kind::Image.text().into()),
+                BlockParam::Document(document) => texts.push(document.text().into()),
+                BlockParam::SearchResult(result) => texts.push(result.text().into()),
                 BlockParam::Thinking { thinking } => reasoning.push_str(thinking),
                 BlockParam::RedactedThinking {} => {}
                 BlockParam::ToolUse { id, name, input } => {
@@ -626,18 +667,25 @@ mod tests {
 
     #[test]
     fn every_kind_of_the_schema_is_read() {
-        let blocks = kinds("BlockParam");
-        assert_eq!(blocks.len(), 5);
+        let (blocks, mut behind) = (kinds("BlockParam"), Vec::new());
+        assert_eq!(blocks.len(), 8);
         for kind in blocks {
-            let role = if kind == "tool_result" { "user" } else { "assistant" };
-            let message = json!({"messages": [{"role": role, "content": [{"type": kind}]}]});
-            let refused = parsed(message).err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(!refused.contains("not supported"), "{kind}: {refused}");
-            assert!(
-                refused.ends_with(" must be a string") || kind == "redacted_thinking",
-                "{kind}: {refused}"
-            );
+            let refused = |message: Value| {
+                let read = parsed(json!({"messages": [message]}));
+                read.err().map(|error| error.to_string()).unwrap_or_default()
+            };
+            let block = json!({"type": kind});
+            let (by_assistant, by_user) = (refused(assistant(json!([block]))), refused(user(json!([block]))));
+            let says = [by_assistant, by_user].into_iter().find(|says| !says.contains("not supported"));
+            let says = says.unwrap_or_else(|| {
+                behind.push(kind.clone());
+                refused(user(json!([{"type": "tool_result", "tool_use_id": "1"}, block])))
+            });
+            let needs_nothing = ["redacted_thinking", "image"].contains(&kind.as_str());
+            let is_told = says.ends_with(" must be a string") || says.ends_with(".source` must be an object");
+            assert!(if needs_nothing { says.is_empty() } else { is_told }, "{kind}: {says}");
         }
+        assert_eq!(behind, ["image", "document", "search_result"]);
         let blocks = kinds("ResultBlockParam");
         assert_eq!(blocks.len(), 5);
         for kind in blocks {

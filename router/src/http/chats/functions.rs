@@ -461,6 +461,12 @@ pub fn choice(fields: &Fields) -> Result<Choice, ApiError> {
             _ => chosen(word),
         };
     }
+    if given["type"] == TOOL_SEARCH {
+        // Its reference does not have it, and its servers refuse it.
+        let text = "of type \"tool_search\" is not supported, as at OpenAI: to have the model search first, name the search as a \
+                    function, {\"type\": \"function\", \"name\": \"tool_search\"}";
+        return Err(ApiError::invalid(CHOICE, text));
+    }
     // Beside `type`, as OpenAI's responses have it, or under it, as chats do. The types of the hub's clients have no `type`.
     let name_of = |choice: &Value| {
         let name = match &choice["type"] {

@@ -596,7 +596,7 @@ mod tests {
         assert!(refused.err().is_some_and(|error| error.to_string().contains("--tool-call-parser none")));
     }
 
-    /// HyperCLOVA X SEED Think and others: the grammar of calls in JSON would bar their own.
+    /// The grammar of calls in JSON would bar the model's own.
     #[test]
     fn where_no_format_is_known_calls_bind_only_if_they_are_asked_for() {
         let of = |template: &str, parser: FormatFlag<ToolFormat>| {
@@ -611,7 +611,7 @@ mod tests {
             parsed(r#"{"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}"#)
                 .expect("valid")
                 .expect("tools");
-        let template = "{{ tools }}{{ messages }} -> tool/function_call";
+        let template = "{{ tools }}{{ messages }}<|function_request|>";
         let unknown = of(template, FormatFlag::Auto);
         assert!(unknown.is_unknown);
         assert_eq!(unknown.calls.map(|format| format.name), Some("json"));

@@ -19,9 +19,9 @@ const KNOWN: [&str; 7] = [NONE, "minimal", "low", "medium", "high", "xhigh", "ma
 const VARIABLE: &str = "reasoning_effort";
 /// Whether the model reasons at all; a template reads one of them.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-/// What few templates call it (Command A Reasoning, MiniMax M3), and others may call something else: these go in where the prompt
-/// depends on them.
-const RARE_SWITCHES: [&str; 2] = ["reasoning", "thinking_mode"];
+/// What few templates call it (Command A Reasoning, MiniMax M3, HyperCLOVA X SEED Think), and others may call something else: these go
+/// in where the prompt depends on them.
+const RARE_SWITCHES: [&str; 4] = ["reasoning", "thinking_mode", "force_reasoning", "skip_reasoning"];
 
 /// Whether the model is to reason, as `/v1/messages` asks for it. Templates that have no word for the second take it for the third.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,9 @@ fn set(switch: &str, thinking: Thinking, variables: &mut Map<String, Value>) {
         ("thinking_mode", Thinking::Disabled) => "disabled".into(),
         ("thinking_mode", Thinking::Adaptive) => "adaptive".into(),
         ("thinking_mode", Thinking::Enabled) => "enabled".into(),
+        // One for each way: without both the model decides.
+        ("force_reasoning", _) => (thinking == Thinking::Enabled).into(),
+        ("skip_reasoning", _) => (thinking == Thinking::Disabled).into(),
         _ => (thinking != Thinking::Disabled).into(),
     };
     variables.entry(switch).or_insert(value);
@@ -382,6 +385,37 @@ mod tests {
                 efforts.write(&effort, variables, warnings);
             });
             assert_eq!((prompt.as_deref(), lines.len()), (Some(shown), 0), "{given}");
+        }
+    }
+
+    /// HyperCLOVA X SEED Think's rule.
+    #[test]
+    fn a_model_that_decides_whether_to_reason_is_told_where_it_is_asked_for() {
+        const RULE: &str = "<|im_end|>{{ '\n' }}<|im_start|>assistant{% if force_reasoning %}{{ '/think\n' }}\
+                            {% elif skip_reasoning %}{{ '\n' }}{% endif %}";
+        let head = |(prompt, _, lines): (Option<String>, Value, Vec<String>)| {
+            assert!(lines.is_empty(), "{lines:?}");
+            prompt.and_then(|prompt| {
+                prompt.strip_prefix("<|im_end|>\n<|im_start|>assistant").map(str::to_owned)
+            })
+        };
+        for (thinking, own, shown) in [
+            (Thinking::Disabled, json!({}), "\n"),
+            (Thinking::Adaptive, json!({}), ""),
+            (Thinking::Enabled, json!({}), "/think\n"),
+            (Thinking::Disabled, json!({"skip_reasoning": false}), ""),
+        ] {
+            let found = asked_of(RULE, "hyperclovax", own, |efforts, variables, warnings| {
+                efforts.think(thinking, false, variables, warnings);
+            });
+            assert_eq!(head(found).as_deref(), Some(shown), "{thinking:?}");
+        }
+        for (given, shown) in [("none", "\n"), ("low", ""), ("high", "")] {
+            let found = asked_of(RULE, "hyperclovax", json!({}), |efforts, variables, warnings| {
+                let effort = Effort { field: "reasoning_effort", given: given.to_owned() };
+                efforts.write(&effort, variables, warnings);
+            });
+            assert_eq!(head(found).as_deref(), Some(shown), "{given}");
         }
     }
 

@@ -11,7 +11,7 @@ use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
 use crate::http::openai::chat::no_text;
-use crate::http::openai::responses::search;
+use crate::http::openai::responses::{encrypted_content, search};
 use crate::http::request_fields::{self, Most};
 use crate::http::shortened::shortened;
 use crate::http::warnings::Warnings;
@@ -32,6 +32,8 @@ pub enum InputItem<'a> {
     Reasoning {
         summary: Option<Vec<PartParam<'a>>>,
         content: Option<Vec<PartParam<'a>>>,
+        /// Read where `content` is not there, and where this server has written it. Of another it is left out, and named in `warnings`.
+        encrypted_content: Option<&'a str>,
     },
     FunctionCall {
         call_id: &'a str,
@@ -100,28 +102,35 @@ pub enum InputItem<'a> {
 }
 
 impl InputItem<'_> {
-    /// Why it is left out, of one that is. OpenAI's servers write such items, or Codex for them, and a session that goes on here has
-    /// them in each of its requests.
-    fn left_out(&self) -> Option<&'static str> {
+    /// What is left out of it and why, where something is. OpenAI's servers write such items, or Codex for them, and a session that
+    /// goes on here has them in each of its requests.
+    fn left_out(&self, item: &Object) -> Option<(Place, &'static str)> {
+        let whole = |why| Some((item.place.clone(), why));
         match self {
-            Self::Compaction {} | Self::CompactionSummary {} | Self::ContextCompaction {} => Some(
+            Self::Reasoning { encrypted_content: Some(given), .. }
+                if encrypted_content::read(given).is_none() =>
+            {
+                let why = "only the server that wrote it can read it, and the model is told what `content` or `summary` says";
+                Some((item.at("encrypted_content"), why))
+            }
+            Self::Compaction {} | Self::CompactionSummary {} | Self::ContextCompaction {} => whole(
                 "only the server that wrote it can read it, and the model is not told what it stands for",
             ),
-            Self::AgentMessage { content, .. } if AgentPartParam::texts(content).is_none() => Some(
+            Self::AgentMessage { content, .. } if AgentPartParam::texts(content).is_none() => whole(
                 "only the server that wrote it can read it, and the model is not told what an agent said",
             ),
             Self::WebSearchCall {} => {
-                Some("what was found is not in it, and the model is not told of the search")
+                whole("what was found is not in it, and the model is not told of the search")
             }
             Self::ToolSearchCall { execution, call_id, .. }
                 if search::of_client(*execution, *call_id).is_none() =>
             {
-                Some("the model is not told of the search, only of the tools that were found")
+                whole("the model is not told of the search, only of the tools that were found")
             }
             Self::ImageGenerationCall {} => {
-                Some("only text is supported, and the model is not told of the image")
+                whole("only text is supported, and the model is not told of the image")
             }
-            Self::ConfigurationUpdate {} => Some("`reasoning` says how to reason"),
+            Self::ConfigurationUpdate {} => whole("`reasoning` says how to reason"),
             _ => None,
         }
     }
@@ -351,7 +360,11 @@ impl<'a> InputItem<'a> {
                 },
                 content: Texts::read(item, "content")?,
             },
-            "reasoning" => Self::Reasoning { summary: parts("summary")?, content: parts("content")? },
+            "reasoning" => Self::Reasoning {
+                summary: parts("summary")?,
+                content: parts("content")?,
+                encrypted_content: optional("encrypted_content")?.filter(|given| !given.is_empty()),
+            },
             "function_call" => Self::FunctionCall {
                 call_id: item.text("call_id")?,
                 namespace: namespace()?,
@@ -438,11 +451,20 @@ impl<'a> InputItem<'a> {
                 let role = if role == Role::User { "user" } else { "system" };
                 messages.push(json!({"role": role, "content": content.joined()}));
             }
-            Self::Reasoning { summary, content } => {
+            Self::Reasoning { summary, content, encrypted_content } => {
                 let content = content.filter(|parts| !parts.is_empty());
+                let own = encrypted_content.filter(|_| content.is_none()).and_then(encrypted_content::read);
                 let parts = content.or(summary).unwrap_or_default();
-                let reasoning: String = parts.iter().map(PartParam::text).collect();
-                messages.push(json!({"role": "assistant", "content": null, "reasoning_content": reasoning}));
+                let reasoning = match own {
+                    Some(reasoning) => reasoning.to_owned(),
+                    None => parts.iter().map(PartParam::text).collect(),
+                };
+                // Of OpenAI's servers most have no text, and a turn that nothing was said in would be shown to the model as one.
+                if !reasoning.is_empty() {
+                    let message =
+                        json!({"role": "assistant", "content": null, "reasoning_content": reasoning});
+                    messages.push(message);
+                }
             }
             Self::FunctionCall { call_id, namespace, name, arguments } => {
                 add_call(messages, call_id, namespace, name, json!(arguments));
@@ -509,15 +531,15 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[last]
 }
 
-/// Items that are left out, by why they are: the first, and how many more.
+/// What is left out, by why it is: the first place, and how many more.
 #[derive(Default)]
 struct LeftOut(Vec<(&'static str, Place, usize)>);
 
 impl LeftOut {
-    fn add(&mut self, why: &'static str, place: &Place) {
+    fn add(&mut self, why: &'static str, place: Place) {
         match self.0.iter_mut().find(|(known, ..)| *known == why) {
             Some((_, _, others)) => *others += 1,
-            None => self.0.push((why, place.clone(), 0)),
+            None => self.0.push((why, place, 0)),
         }
     }
 
@@ -556,8 +578,8 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
                     let are_found = matches!(read, InputItem::ToolSearchOutput { .. });
                     additional.push(ToolList { place: item.at("tools"), tools: tools.to_vec(), are_found });
                 }
-                if let Some(why) = read.left_out() {
-                    left_out.add(why, &item.place);
+                if let Some((place, why)) = read.left_out(&item) {
+                    left_out.add(why, place);
                 }
                 read.add_to(&mut messages);
             }
@@ -893,6 +915,24 @@ mod tests {
         }
     }
 
+    /// OpenAI's servers refuse the choice by its type.
+    #[test]
+    fn a_search_for_tools_is_chosen_as_a_function_is() {
+        let tools = json!([search(), {"type": "function", "name": "f"}]);
+        let chosen = json!({"tools": tools, "tool_choice": {"type": "function", "name": "tool_search"}});
+        let tools_of =
+            |asked: Value| format!("{:?}", parsed(asked).expect("valid").chat.tools.expect("a tool"));
+        let found = tools_of(chosen);
+        assert!(found.contains("is_required: true") && found.contains("is_search: true"), "{found}");
+        assert!(!found.contains("is_search: false"), "{found}");
+        let refused = refusal(json!({"tools": tools, "tool_choice": {"type": "tool_search"}}));
+        assert_eq!(
+            refused,
+            "`tool_choice` of type \"tool_search\" is not supported, as at OpenAI: to have the model search first, name the search \
+             as a function, {\"type\": \"function\", \"name\": \"tool_search\"}"
+        );
+    }
+
     #[test]
     fn a_search_for_tools_is_left_out_by_name_where_a_server_makes_it() {
         let function = json!({"type": "function", "name": "f", "defer_loading": true});
@@ -990,6 +1030,10 @@ mod tests {
             ),
             (json!({"type": "reasoning", "summary": [5]}), "`input[6].summary[0]` must be an object"),
             (
+                json!({"type": "reasoning", "summary": [], "encrypted_content": 5}),
+                "`input[6].encrypted_content` must be a string",
+            ),
+            (
                 json!({"type": "function_call", "name": "f", "arguments": "{}"}),
                 "`input[6].call_id` must be a string",
             ),
@@ -1048,15 +1092,49 @@ mod tests {
         }
     }
 
-    /// It has a text of its own in place of one that says nothing.
+    /// It has a text of its own in place of one that says nothing, and what this server has written in place of a summary.
     #[test]
-    fn reasoning_is_its_content_or_else_its_summary() {
+    fn reasoning_is_its_content_or_what_was_encrypted_or_else_its_summary() {
         let summary = json!([{"type": "summary_text", "text": "S"}]);
         let content = json!([{"type": "reasoning_text", "text": "C"}]);
-        for (content, text) in [(json!(null), "S"), (json!([]), "S"), (content, "C")] {
-            let item = json!({"type": "reasoning", "summary": summary, "content": content});
-            let chat = parsed(json!({"input": [item]})).expect("valid").chat.chat;
-            assert_eq!(chat.messages[0]["reasoning_content"], text);
+        let own = json!("penstock:E");
+        for (summary, content, encrypted, text) in [
+            (&summary, &json!(null), &json!(null), "S"),
+            (&summary, &json!([]), &json!(null), "S"),
+            (&summary, &content, &json!(null), "C"),
+            (&summary, &content, &own, "C"),
+            (&summary, &json!([]), &own, "E"),
+            (&json!([]), &json!(null), &own, "E"),
+        ] {
+            let item = json!({"type": "reasoning", "summary": summary, "content": content, "encrypted_content": encrypted});
+            let asked = parsed(json!({"input": [item]})).expect("valid").chat;
+            assert_eq!(asked.chat.messages[0]["reasoning_content"], text, "{item}");
+            assert!(asked.params.warnings.is_empty(), "{item}");
         }
+    }
+
+    /// As of a session that OpenAI's servers, or vLLM's, began.
+    #[test]
+    fn reasoning_that_another_server_has_encrypted_is_left_out_by_name() {
+        let reasoning = |summary: Value, encrypted: &str| json!({"type": "reasoning", "summary": summary, "encrypted_content": encrypted});
+        let said = |text: &str| json!({"role": "assistant", "content": text});
+        let user = json!({"role": "user", "content": "Hi"});
+        let summary = json!([{"type": "summary_text", "text": "S"}]);
+        let input = json!([
+            user,
+            reasoning(json!([]), "gAAAAAB"),
+            said("One."),
+            user,
+            reasoning(summary, "vllm-reasoning-v1.eJzzSM3JyQcABiwCFQ=="),
+            said("Two."),
+            user,
+            reasoning(json!([]), ""),
+        ]);
+        let asked = parsed(json!({"input": input})).expect("valid").chat;
+        let two = json!({"role": "assistant", "content": "Two.", "reasoning_content": "S"});
+        assert_eq!(asked.chat.messages, [user.clone(), said("One."), user.clone(), two, user]);
+        let line = "`input[1].encrypted_content` has no effect here: only the server that wrote it can read it, and the model is \
+                    told what `content` or `summary` says; so it is with 1 more";
+        assert_eq!(asked.params.warnings.lines(), [line]);
     }
 }

@@ -2,6 +2,7 @@
 //! it, with the items that `input` reads, and `answer` has the types of what is answered; here they are made, whole and as events.
 
 pub mod answer;
+mod encrypted_content;
 pub mod input;
 pub mod request;
 mod search;
@@ -240,7 +241,7 @@ impl Events {
                     false => (Vec::new(), Some(content())),
                 };
                 let has_copy = is_whole && self.head.reasoning_output.has_encrypted_content;
-                let encrypted_content = has_copy.then(|| text.to_owned());
+                let encrypted_content = has_copy.then(|| encrypted_content::written(text));
                 Item::Reasoning { id, status, summary, content, encrypted_content }
             }
             Block::Call { id: call_id, name } if self.reading.is_search(name) => {
@@ -677,14 +678,14 @@ mod tests {
             (json!({}), json!([]), true, Value::Null),
             (json!({"reasoning": {"summary": null}}), json!([]), true, Value::Null),
             (json!({"reasoning": {"summary": "none"}}), json!([]), true, Value::Null),
-            (json!({"include": include}), json!([]), true, json!("Hm, well.")),
+            (json!({"include": include}), json!([]), true, json!("penstock:Hm, well.")),
             (json!({"reasoning": {"summary": "auto"}}), json!(["Hm, well."]), false, Value::Null),
             (json!({"reasoning": {"generate_summary": "concise"}}), json!(["Hm, well."]), false, Value::Null),
             (
                 json!({"reasoning": {"summary": "detailed"}, "include": include}),
                 json!(["Hm, well."]),
                 false,
-                json!("Hm, well."),
+                json!("penstock:Hm, well."),
             ),
         ] {
             let mut body = more.clone();
@@ -725,6 +726,12 @@ mod tests {
                 item["summary"].as_array().expect("parts").iter().map(|part| part["text"].clone()).collect();
             assert_eq!((json!(texts), &item["encrypted_content"]), (summary, &copy), "{more}: {item}");
             assert_eq!(item.get("content").is_some(), content, "{more}: {item}");
+            // Some clients send nothing else of it back.
+            if copy != Value::Null {
+                let sent = json!({"type": "reasoning", "summary": [], "encrypted_content": copy});
+                let asked = request::tests::parsed(json!({"input": [sent]})).expect("valid").chat;
+                assert_eq!(asked.chat.messages[0]["reasoning_content"], "Hm, well.");
+            }
             let part = if content { &item["content"][0] } else { &item["summary"][0] };
             let kind = if content { "reasoning_text" } else { "summary_text" };
             assert_eq!((&part["type"], &part["text"]), (&json!(kind), &json!("Hm, well.")), "{more}");
