@@ -18,6 +18,8 @@ pub struct ToolFormat {
     pub(crate) calls: &'static [Call],
     /// Markers that enclose an answer's content. They are left out.
     pub(crate) silent: &'static [&'static str],
+    /// Ends an answer without calls, as every message of the template ends. It is left out. Empty: nothing does.
+    pub(crate) end: &'static str,
 }
 
 impl ToolFormat {
