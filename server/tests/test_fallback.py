@@ -285,6 +285,15 @@ def test_shards_and_stages_are_refused_with_a_sentence(tmp_path: Path) -> None:
     assert said.startswith("--pipeline-parallel 2: BitNetForCausalLM runs through transformers")
 
 
+def test_a_name_that_a_file_has_is_one_line_of_an_error_and_has_an_end() -> None:
+    name = "a\nb" * 1000
+    configs: list[dict[str, Any]] = [{"architectures": [name]}, {"model_type": name}]
+    for config in configs:
+        with pytest.raises(UnusableModel) as refused:
+            fallback.refuse_division(config, 2, 1)
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [

@@ -154,7 +154,9 @@ impl Calls<'_> {
                 calls.push(Part::Repeat { part: call.clone(), between, least: 1, most: None });
                 calls.extend(self.free(&ways, None));
             }
-            vec![Part::OneOf(vec![calls, self.free(&ways, not_first)])]
+            let mut text = self.free(&ways, not_first);
+            text.extend(self.end());
+            vec![Part::OneOf(vec![calls, text])]
         };
         let way = self.way_in_reasoning(frame);
         self.after_reasoning(way.map(|way| (way, self.behind_the_name(frame, bodies))), body)
@@ -250,6 +252,12 @@ impl Calls<'_> {
             parts.push(Part::Repeat { part, between: Vec::new(), least: 0, most: None });
         }
         parts
+    }
+
+    /// What may stand behind a text that is all of the answer: it begins as a call does, and the model would have to call.
+    fn end(&self) -> Option<Part> {
+        let end = Some(self.format.end).filter(|end| !end.is_empty());
+        end.map(|end| optional(vec![Part::Text(end.to_owned())]))
     }
 
     /// Any text without a call, and a marker.

@@ -18,6 +18,8 @@ pub struct ToolFormat {
     pub(crate) calls: &'static [Call],
     /// Markers that enclose an answer's content. They are left out.
     pub(crate) silent: &'static [&'static str],
+    /// Ends an answer without calls, as every message of the template ends. It is left out. Empty: nothing does.
+    pub(crate) end: &'static str,
 }
 
 impl ToolFormat {
@@ -188,13 +190,14 @@ pub(crate) enum Seen<T> {
 }
 
 /// Looks for one of `markers` at `at`. With `over` no more text comes.
-pub(crate) fn seen(markers: &[&str], text: &str, at: usize, over: bool) -> Seen<()> {
+pub(crate) fn seen<M: AsRef<str>>(markers: &[M], text: &str, at: usize, over: bool) -> Seen<()> {
     let rest = &text.as_bytes()[at..];
     for marker in markers {
-        if rest.starts_with(marker.as_bytes()) {
+        let marker = marker.as_ref().as_bytes();
+        if rest.starts_with(marker) {
             return Seen::Found(marker.len(), ());
         }
-        if !over && marker.as_bytes().starts_with(rest) {
+        if !over && marker.starts_with(rest) {
             return Seen::Partly;
         }
     }

@@ -66,6 +66,7 @@ pub(crate) fn marks(
     let silent = tool
         .map_or(&[][..], |tool| tool.silent)
         .iter()
+        .chain(tool.map(|tool| &tool.end))
         .chain(reasoning.map_or(&[][..], |format| format.silent));
     let silent: Vec<_> = silent.map(|&marker| (marker, Mark::Silent)).collect();
     let (mut sections, mut closes, mut opens) = (Vec::new(), Vec::new(), Vec::new());

@@ -31,6 +31,8 @@ pub(crate) struct ParameterStream {
     is_first: bool,
     /// What was read last is content, and white space after it as well.
     in_content: bool,
+    /// What ends every value, where that does not depend on its key.
+    ends: Option<Arc<Ends>>,
     stage: Stage,
 }
 
@@ -41,7 +43,7 @@ enum Stage {
     Head(usize),
     /// The head is complete, and the value's own marker is missing.
     Opening(Head, usize),
-    Text(Ends),
+    Text(Arc<Ends>),
     Held(Held),
 }
 
@@ -49,7 +51,7 @@ enum Stage {
 #[derive(Debug)]
 struct Held {
     form: Form,
-    ends: Ends,
+    ends: Arc<Ends>,
     /// What was looked at.
     at: usize,
     /// Reads it as an object or a list, whose texts may hold the closing marker. None: it is not one, or its end was passed.
@@ -73,9 +75,11 @@ struct Form {
 /// What ends a value.
 #[derive(Debug, Default)]
 struct Ends {
-    /// The first are the element's own, and the others belong to what follows.
+    /// The first are the element's own, and the others belong to what follows: a tool may have very many arguments.
     markers: Vec<String>,
     own: usize,
+    /// Few bytes of a value are one of them.
+    first_bytes: Vec<u8>,
 }
 
 /// What one step made of the text.
@@ -99,7 +103,7 @@ pub(crate) struct Around<'a> {
 
 impl ParameterStream {
     pub(crate) fn new(parameters: &'static Parameters, tools: Arc<[Tool]>, tool: Option<usize>) -> Self {
-        Self { parameters, tools, tool, is_first: true, in_content: false, stage: Stage::Between }
+        Self { parameters, tools, tool, is_first: true, in_content: false, ends: None, stage: Stage::Between }
     }
 
     /// `text` begins where the last step had read to. JSON is appended to `json`.
@@ -173,12 +177,12 @@ impl ParameterStream {
                     }
                     _ if limit < text.len() => {
                         json.push('"');
-                        self.stage = Stage::Text(std::mem::take(&mut held.ends));
+                        self.stage = Stage::Text(held.ends.clone());
                         Step::Read(0)
                     }
                     _ if over => {
                         json.push_str(&held.form.json(text, self.parameters, schema));
-                        self.stage = Stage::Text(Ends::default());
+                        self.stage = Stage::Text(Arc::default());
                         Step::Read(text.len())
                     }
                     _ => Step::NotYet,
@@ -255,7 +259,10 @@ impl ParameterStream {
         (!head.key.is_empty()).then_some(head)
     }
 
-    fn ends(&self, key: &str, around: &Around) -> Ends {
+    fn ends(&mut self, key: &str, around: &Around) -> Arc<Ends> {
+        if let Some(ends) = &self.ends {
+            return ends.clone();
+        }
         let mut markers: Vec<String> = match self.parameters.closes {
             Closes::Markers(markers) => markers.iter().map(|&marker| marker.to_owned()).collect(),
             Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
@@ -268,7 +275,11 @@ impl ParameterStream {
             let closes = around.beyond.iter().filter(|marker| marker.starts_with("</"));
             markers.extend(closes.map(|close| format!("\n{}\n{close}", around.close.concat())));
         }
-        Ends { markers, own }
+        let ends = Arc::new(Ends::new(markers, own));
+        if matches!(self.parameters.closes, Closes::Markers(_)) {
+            self.ends = Some(ends.clone());
+        }
+        ends
     }
 
     fn begin(&mut self, head: Head, around: &Around, json: &mut String) {
@@ -329,15 +340,27 @@ impl Held {
 }
 
 impl Ends {
+    fn new(markers: Vec<String>, own: usize) -> Self {
+        let mut first_bytes: Vec<u8> = markers.iter().filter_map(|marker| marker.bytes().next()).collect();
+        first_bytes.sort_unstable();
+        first_bytes.dedup();
+        Self { markers, own, first_bytes }
+    }
+
     /// The end of the value, with the bytes of the marker to pass.
     fn find(&self, text: &str, from: usize, over: bool) -> (usize, Seen<()>) {
-        let markers: Vec<&str> = self.markers.iter().map(String::as_str).collect();
-        let (end, found) = find(&markers, text, from, over);
-        let is_own = matches!(seen(&markers[..self.own], text, end, over), Seen::Found(..));
-        match found {
-            Seen::Found(..) if !is_own => (end, Seen::Found(0, ())),
-            _ => (end, found),
+        for at in from..text.len() {
+            if !self.first_bytes.contains(&text.as_bytes()[at]) {
+                continue;
+            }
+            let is_own = || matches!(seen(&self.markers[..self.own], text, at, over), Seen::Found(..));
+            match seen(&self.markers, text, at, over) {
+                Seen::Nothing => {}
+                Seen::Found(..) if !is_own() => return (at, Seen::Found(0, ())),
+                seen => return (at, seen),
+            }
         }
+        (text.len(), Seen::Nothing)
     }
 }
 
@@ -420,9 +443,8 @@ impl<'a> Elements<'a> {
     fn inside<'t>(&self, tag: &str, text: &'t str) -> Option<(&'t str, &'t str)> {
         let open = format!("{}{tag}{}", self.open, self.end);
         let close = format!("{}{tag}{}", self.close, self.end);
-        let (mut depth, mut at) = (0, 0);
+        let (mut depth, mut at, mut end) = (0, 0, text.find(&close)?);
         loop {
-            let end = at + text[at..].find(&close)?;
             match text[at..end].find(&open) {
                 Some(begin) => {
                     depth += 1;
@@ -432,6 +454,7 @@ impl<'a> Elements<'a> {
                 None => {
                     depth -= 1;
                     at = end + close.len();
+                    end = at + text[at..].find(&close)?;
                 }
             }
         }

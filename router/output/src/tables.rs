@@ -57,6 +57,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             },
         ],
         silent: KIMI_K3_ANSWER,
+        ..FORMAT
     },
     ToolFormat {
         name: "kimi_k2",
@@ -96,6 +97,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             ),
         }],
         silent: SOLAR_OPEN_TURNS,
+        ..FORMAT
     },
     ToolFormat {
         name: "deepseek_v4",
@@ -203,6 +205,7 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             close: &["<|message_sep|>\n\n", "<|message_sep|>"],
             body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
         }],
+        end: "<|message_sep|>\n\n",
         ..FORMAT
     },
     ToolFormat {
@@ -754,7 +757,7 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
 ];
 
 const FORMAT: ToolFormat =
-    ToolFormat { name: "", aliases: &[], signs: &[], section: None, calls: &[], silent: &[] };
+    ToolFormat { name: "", aliases: &[], signs: &[], section: None, calls: &[], silent: &[], end: "" };
 
 const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     name: "",

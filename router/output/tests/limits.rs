@@ -1,5 +1,6 @@
 //! What no text may do: take more than linear time, make the parser hold back much, or make it recurse.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_output::{Answer, Delta, Parser, Start, Tool, reasoning_formats, tool_format, tool_formats};
@@ -105,6 +106,15 @@ fn a_megabyte_takes_linear_time() {
             "]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<b>",
             "]<]minimax[>[<item>x]<]minimax[>[</item>",
         ),
+        (
+            "minimax_m3",
+            format!(
+                "]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<b>{}",
+                "]<]minimax[>[<item>".repeat(20_000)
+            )
+            .as_str(),
+            "]<]minimax[>[</item>",
+        ),
         ("pythonic", "[f(a='", "text \\' [f("),
         ("pythonic", "[f(a=", "["),
         ("pythonic", "[", "f("),
@@ -147,6 +157,31 @@ fn a_megabyte_takes_linear_time() {
     ] {
         check(format, beginning, part);
     }
+}
+
+/// Each may end a value of another whose own end is missing.
+#[test]
+fn a_tool_may_have_very_many_arguments() {
+    let properties: serde_json::Map<String, serde_json::Value> =
+        (0..100_000).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
+    let tools: Arc<[Tool]> =
+        [Tool { name: "f".to_owned(), parameters: json!({"properties": properties}) }].into();
+    let value = "some words, ".repeat(10_000);
+    let mut parser = Parser::new(tool_format("qwen3_coder"), None, tools, Start::Content);
+    let (mut answer, mut deltas) = (Answer::default(), Vec::new());
+    let begin = Instant::now();
+    parser.push("<tool_call>\n<function=f>\n<parameter=p1>\n", &mut deltas);
+    for at in 0..value.len() {
+        parser.push(&value[at..=at], &mut deltas);
+        deltas.drain(..).for_each(|delta: Delta| answer.add(&delta));
+    }
+    parser.push("\n<parameter=p99999>\n5\n</parameter>\n</function>\n</tool_call>", &mut deltas);
+    parser.finish(&mut deltas);
+    deltas.iter().for_each(|delta| answer.add(delta));
+    let time = begin.elapsed();
+    let arguments: serde_json::Value = serde_json::from_str(&answer.calls[0].arguments).expect("JSON");
+    assert_eq!(arguments, json!({"p1": value, "p99999": "5"}));
+    assert!(time < LIMIT, "{time:?}");
 }
 
 #[test]

@@ -621,7 +621,7 @@ pub const THINKING: Field = field(
     "thinking",
     Kind::Object,
     "as the template has it",
-    "`type`: `enabled`, `adaptive` or `disabled`; for templates of models that can do both. `budget_tokens` is not kept to",
+    "`type`: `enabled`, `adaptive`, `disabled` or `between_tools`; for templates of models that can do both. `budget_tokens` is not kept to",
 );
 pub const OUTPUT_CONFIG: Field = field(
     "output_config",

@@ -761,7 +761,9 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
         "inkling" => "<|content_text|>",
         _ => "",
     };
-    family.says(&format!("{thought}{channel}{prose}"));
+    // Its calls begin so, too.
+    let end = if format == "gigachat3" { "<|message_sep|>\n\n" } else { "" };
+    family.says(&format!("{thought}{channel}{prose}{end}"));
     let answered = family.ask(json!({})).await;
     assert_eq!(answered["message"]["content"], prose, "{format}");
     assert!(

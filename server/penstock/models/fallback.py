@@ -691,7 +691,7 @@ def _named(config: dict[str, Any]) -> Iterator[None]:
 
 
 def _shown_name(config: dict[str, Any]) -> str:
-    return as_named(config) or f"model_type {config.get('model_type')}"
+    return as_named(config) or f"model_type {repr(str(config.get('model_type')))[1:-1][:100]}"
 
 
 @contextmanager

@@ -37,6 +37,24 @@ fn a_section_has_several_calls() {
     }
 }
 
+/// GigaChat 3's calls begin with what ends each of its messages: behind that an answer may end, too.
+#[test]
+fn what_ends_a_message_may_end_an_answer() {
+    let functions = functions();
+    let format = tool_format("gigachat3").unwrap();
+    let call = "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"ping\", \"arguments\": {}}";
+    for template in ["", "<|function_call|>"] {
+        for has_special in [false, true] {
+            let world = World::new(format, has_special);
+            let grammar = world.compile(calls(format, template, &functions).possible().unwrap().parts);
+            let ended = |text: &str| world.accepts(&grammar, &format!("{text}<|message_sep|>\n\n"));
+            assert!(ended("Hm.") && ended(""), "{template:?} {has_special}");
+            let has_called = world.accepts(&grammar, &format!("Hm.{call}"));
+            assert_eq!(has_called, template.is_empty(), "{template:?} {has_special}");
+        }
+    }
+}
+
 #[test]
 fn wrong_calls_are_refused_in_each_way_of_writing() {
     let functions = functions();

@@ -431,8 +431,12 @@ pub fn read(fields: &Fields, warnings: &mut Warnings) -> Result<Vec<Value>, ApiE
         return Err(ApiError::invalid(place, "must have at least one message"));
     }
     let mut unseen = Unseen::default();
+    let before = messages.len();
     for message in objects(&place, given) {
         MessageParam::read(&message?, &mut unseen)?.add_to(&mut messages);
+    }
+    if messages.len() == before {
+        return Err(ApiError::invalid(place, "must have a message that is more than `redacted_thinking`"));
     }
     unseen.warn(warnings);
     Ok(messages)
@@ -661,6 +665,11 @@ mod tests {
             assert_eq!(refusal(conversation(last)), says);
         }
         assert_eq!(refusal(json!({"messages": []})), "`messages` must have at least one message");
+        let redacted = assistant(json!([{"type": "redacted_thinking", "data": "x"}]));
+        assert_eq!(
+            refusal(json!({"system": "Be short.", "messages": [redacted]})),
+            "`messages` must have a message that is more than `redacted_thinking`"
+        );
         let system = json!({"system": [{"type": "text", "text": "a"}, {"type": "image"}]});
         assert_eq!(refusal(system), "`system[1]` must be a block of text");
     }

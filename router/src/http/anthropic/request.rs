@@ -135,11 +135,12 @@ fn thinking(fields: &Fields, warnings: &mut Warnings) -> Result<Option<Thinking>
     let asked = match thinking["type"].as_str() {
         Some("enabled") => Thinking::Enabled,
         Some("adaptive") => Thinking::Adaptive,
-        Some("disabled") => Thinking::Disabled,
+        // Off, but for words between calls, which are told as thoughts: here they are text.
+        Some("disabled" | "between_tools") => Thinking::Disabled,
         _ => {
             let error = ApiError::invalid(
                 Place::from(THINKING).member("type"),
-                "must be one of enabled, adaptive, disabled",
+                "must be one of enabled, adaptive, disabled, between_tools",
             );
             return Err(error.given(shortened(&thinking["type"].to_string())));
         }
@@ -435,7 +436,11 @@ pub mod tests {
         assert_eq!(named, ["speed", "inference_geo", "thinking.display"]);
         assert_eq!(asked.effort, Some(Effort { field: "output_config.effort", given: "low".to_owned() }));
         assert_eq!(asked.thinking, Some(Thinking::Adaptive));
-        for (kind, thinking) in [("enabled", Thinking::Enabled), ("disabled", Thinking::Disabled)] {
+        for (kind, thinking) in [
+            ("enabled", Thinking::Enabled),
+            ("disabled", Thinking::Disabled),
+            ("between_tools", Thinking::Disabled),
+        ] {
             let asked = parsed(json!({"thinking": {"type": kind, "budget_tokens": 1024}})).expect("valid");
             assert_eq!(asked.thinking, Some(thinking));
         }

@@ -60,6 +60,11 @@ impl Blocks {
         self.reader.calls(reason)
     }
 
+    /// As of the reader.
+    pub fn is_cut(&self) -> bool {
+        self.reader.is_cut()
+    }
+
     fn events(&mut self, deltas: Vec<Delta>) -> Vec<BlockEvent> {
         let mut events = Vec::new();
         for delta in deltas {

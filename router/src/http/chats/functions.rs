@@ -165,6 +165,8 @@ pub fn functions(
                             let text = "is the same as another tool's";
                             return Err(ApiError::invalid(function.name_at, text));
                         }
+                        // One that the model has been shown, or told that it was found, stays so.
+                        function.is_deferred &= functions[index].is_deferred;
                         // In the place of the earlier one, so that the prompt begins as it did.
                         functions[index] = function;
                         name.insert((nth, index));

@@ -196,6 +196,11 @@ impl Reader {
         }
     }
 
+    /// Whether the answer has ended within a call.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     pub fn id(&self, index: usize, name: &str) -> String {
         self.reading.ids.next(self.choice, index, name)
     }

@@ -48,11 +48,12 @@ impl ChatRequest {
         }
         let manners = &loaded.chats.manners;
         manners.parts_alone.write(&mut self.chat.messages);
+        let mut is_off = false;
         if let Some(thinking) = self.thinking {
             let (has_effort, warnings) = (self.effort.is_some(), &mut self.params.warnings);
-            manners.efforts.think(thinking, has_effort, &mut self.chat.variables, warnings);
+            is_off = manners.efforts.think(thinking, has_effort, &mut self.chat.variables, warnings);
         }
-        if let Some(effort) = &self.effort {
+        if let Some(effort) = self.effort.as_ref().filter(|_| !is_off) {
             manners.efforts.write(effort, &mut self.chat.variables, &mut self.params.warnings);
         }
         loaded.serving.prompt.render(&self.chat, client).map_err(|error| self.names.error(error))

@@ -92,29 +92,34 @@ impl Efforts {
         }
     }
 
-    /// Asks for reasoning, or for none: where the template has efforts in place of a switch by one of them, unless the request has one
-    /// itself. A variable that a request gives itself goes before.
+    /// Asks for reasoning, or for none: where the template has efforts in place of a switch by one of them, reasoning unless the request
+    /// has one itself. A variable that a request gives itself goes before. Whether the request's effort must not be written: with it
+    /// the model would reason all the same.
     pub fn think(
         &self,
         thinking: Thinking,
         has_effort: bool,
         variables: &mut Map<String, Value>,
         warnings: &mut Warnings,
-    ) {
+    ) -> bool {
         self.switch(thinking, variables);
+        let is_asked_for_none = thinking == Thinking::Disabled && !self.has_switch;
         let effort = match thinking {
-            Thinking::Disabled if !self.has_switch => self.off,
-            Thinking::Adaptive | Thinking::Enabled if self.is_off_without && !self.needs_switching_on => {
+            Thinking::Disabled => self.off.filter(|_| is_asked_for_none),
+            Thinking::Adaptive | Thinking::Enabled
+                if !has_effort && self.is_off_without && !self.needs_switching_on =>
+            {
                 KNOWN.iter().position(|known| *known == HIGH).and_then(|rank| self.nearest(rank))
             }
-            _ => None,
+            Thinking::Adaptive | Thinking::Enabled => None,
         };
-        if let Some(effort) = effort.filter(|_| !has_effort) {
+        if let Some(effort) = effort {
             variables.entry(VARIABLE).or_insert(effort.into());
         }
         if thinking == Thinking::Disabled {
             self.warn_of_reasoning("thinking", "disabled", warnings);
         }
+        is_asked_for_none && (self.off.is_some() || self.is_off_without)
     }
 
     fn warn_of_reasoning(&self, field: &str, given: &str, warnings: &mut Warnings) {
@@ -428,6 +433,9 @@ mod tests {
         for ((template, reasoning), thinking, effort, own, shown) in [
             (solar, Thinking::Disabled, None, json!({}), LOW),
             (solar, Thinking::Disabled, None, json!({"reasoning_effort": "high"}), "<|begin|>assistant"),
+            (solar, Thinking::Disabled, Some("high"), json!({}), LOW),
+            (hunyuan, Thinking::Disabled, Some("high"), json!({}), off),
+            (strict, Thinking::Disabled, Some("max"), json!({}), off),
             (solar, Thinking::Enabled, None, json!({}), "<|begin|>assistant"),
             (hunyuan, Thinking::Disabled, None, json!({}), off),
             (hunyuan, Thinking::Enabled, None, json!({}), high),
@@ -438,8 +446,8 @@ mod tests {
             (strict, Thinking::Enabled, Some("low"), json!({}), "<effort>low<think>"),
         ] {
             let (prompt, _, lines) = asked_of(template, reasoning, own, |efforts, variables, warnings| {
-                efforts.think(thinking, effort.is_some(), variables, warnings);
-                if let Some(given) = effort {
+                let is_off = efforts.think(thinking, effort.is_some(), variables, warnings);
+                if let Some(given) = effort.filter(|_| !is_off) {
                     let effort = Effort { field: "output_config.effort", given: given.to_owned() };
                     efforts.write(&effort, variables, warnings);
                 }

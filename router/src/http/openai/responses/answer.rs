@@ -23,7 +23,7 @@ pub struct Response<'a> {
     pub error: Option<Failure<'a>>,
     pub incomplete_details: Option<IncompleteDetails>,
     pub model: &'a str,
-    pub output: &'a [Item],
+    pub output: Vec<&'a Item>,
     pub previous_response_id: Option<&'static str>,
     pub service_tier: &'static str,
     pub store: bool,

@@ -6,6 +6,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use crate::http::chats::functions::{Namespaced, TOOL_SEARCH, ToolList};
+use crate::http::chats::messages::append;
 use crate::http::chats::object::{Object, objects};
 use crate::http::chats::unseen::{Kind, Unseen};
 use crate::http::error::{ApiError, Place};
@@ -438,11 +439,11 @@ impl<'a> InputItem<'a> {
                 let content = content.joined();
                 let message = open_answer(messages);
                 let has_calls = message["tool_calls"].is_array();
-                match message["content"].as_str().filter(|before| !has_calls || !before.is_empty()) {
+                match message["content"].as_str().filter(|said| !has_calls || !said.is_empty()) {
                     None => message["content"] = json!(content),
                     // Templates take no message between a call and its result, and words behind a call stand before it, as in chats.
                     Some(_) if has_calls && content.is_empty() => {}
-                    Some(before) if has_calls => message["content"] = json!(format!("{before}\n\n{content}")),
+                    Some(_) if has_calls => append(&mut message["content"], "\n\n", &content),
                     // Two texts in a row are two messages.
                     Some(_) => messages.push(json!({"role": "assistant", "content": content})),
                 }
@@ -473,8 +474,7 @@ impl<'a> InputItem<'a> {
                 add_call(messages, call_id, namespace, name, json!({"input": input}));
             }
             Self::FunctionCallOutput { call_id, output } | Self::CustomToolCallOutput { call_id, output } => {
-                let content = output.joined();
-                messages.push(json!({"role": "tool", "tool_call_id": call_id, "content": content}));
+                add_result(messages, call_id, output.joined());
             }
             Self::LocalShellCall { call_id, action } => {
                 add_call(messages, call_id, None, "local_shell", action.clone());
@@ -492,8 +492,7 @@ impl<'a> InputItem<'a> {
             }
             Self::ToolSearchOutput { execution, call_id, tools } => {
                 if let Some(id) = search::of_client(execution, call_id) {
-                    let content = search::result(tools);
-                    messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+                    add_result(messages, id, search::result(tools));
                 }
             }
             Self::AdditionalTools { .. }
@@ -522,8 +521,33 @@ fn add_call(messages: &mut Vec<Value>, id: &str, namespace: Option<&str>, name: 
     }
 }
 
+fn add_result(messages: &mut Vec<Value>, id: &str, content: String) {
+    join_thought(messages);
+    messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+}
+
+/// A thought behind calls is of the message with these: templates take no message between a call and its result.
+fn join_thought(messages: &mut Vec<Value>) {
+    let [.., calls, thought] = &messages[..] else { return };
+    let is_answer = |message: &Value| message["role"] == "assistant";
+    let is_alone = is_answer(thought) && thought["content"].is_null() && thought["tool_calls"].is_null();
+    if !(is_alone && is_answer(calls) && calls["tool_calls"].is_array()) {
+        return;
+    }
+    let thought = messages.pop().map(|mut thought| thought["reasoning_content"].take());
+    let (Some(Value::String(text)), Some(Value::Object(calls))) = (thought, messages.last_mut()) else {
+        return;
+    };
+    if !text.is_empty() {
+        let before = calls.entry("reasoning_content").or_insert_with(|| "".into());
+        let between = if before.as_str() == Some("") { "" } else { "\n\n" };
+        append(before, between, &text);
+    }
+}
+
 /// The assistant's message that further items of an answer belong to.
 fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
+    join_thought(messages);
     if messages.last().is_none_or(|message| message["role"] != "assistant") {
         messages.push(json!({"role": "assistant", "content": null}));
     }
@@ -603,6 +627,8 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::http::openai::responses::request::tests::{parsed, refusal};
     use crate::http::schemas::kinds;
@@ -685,6 +711,52 @@ mod tests {
             let calls = messages[1]["tool_calls"].as_array().expect("calls").iter();
             assert_eq!(calls.filter_map(|call| call["id"].as_str()).collect::<Vec<_>>(), ids);
         }
+    }
+
+    /// As models answer that think between their calls.
+    #[test]
+    fn a_thought_behind_a_call_is_of_the_message_with_the_call() {
+        let thought =
+            |text: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]});
+        let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
+        let result = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "21"});
+        let said = json!({"role": "assistant", "content": "I look."});
+        for (answer, reasoning, content, ids) in [
+            (vec![thought("A"), call("1"), thought("B"), call("2")], "A\n\nB", json!(null), vec!["1", "2"]),
+            (vec![call("1"), thought("B"), said], "B", json!("I look."), vec!["1"]),
+            (vec![thought("A"), call("1"), thought("")], "A", json!(null), vec!["1"]),
+            (vec![thought("A"), call("1"), thought("B")], "A\n\nB", json!(null), vec!["1"]),
+        ] {
+            let results = ids.iter().map(|id| result(id));
+            let next = [thought("C"), call("3"), result("3")];
+            let input: Vec<_> = answer.iter().cloned().chain(results).chain(next).collect();
+            let messages = parsed(json!({"input": input})).expect("valid").chat.chat.messages;
+            let roles: Vec<_> = messages.iter().filter_map(|message| message["role"].as_str()).collect();
+            let mut expected = vec!["assistant"];
+            expected.extend(ids.iter().map(|_| "tool"));
+            expected.extend(["assistant", "tool"]);
+            assert_eq!(roles, expected, "{answer:?}");
+            let said = &messages[0];
+            assert_eq!((&said["reasoning_content"], &said["content"]), (&json!(reasoning), &content));
+            let calls = said["tool_calls"].as_array().expect("calls").iter();
+            assert_eq!(calls.filter_map(|call| call["id"].as_str()).collect::<Vec<_>>(), ids);
+            assert_eq!(messages[1 + ids.len()]["reasoning_content"], "C");
+        }
+    }
+
+    /// What stands before them is not copied for each: here 64 GB.
+    #[test]
+    fn many_texts_behind_a_call_take_linear_time() {
+        let long = "x".repeat(16 << 20);
+        let said = |text: &str| json!({"role": "assistant", "content": text});
+        let mut input = vec![said(&long)];
+        input.push(json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}));
+        input.extend((0..4000).map(|_| said("y")));
+        let begin = Instant::now();
+        let messages = parsed(json!({"input": input})).expect("valid").chat.chat.messages;
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        let content = messages[0]["content"].as_str().expect("a text");
+        assert_eq!((messages.len(), content.len()), (1, long.len() + 4000 * "\n\ny".len()));
     }
 
     /// Codex' `view_image` returns an image alone, and tools of MCP servers return some beside text.
@@ -1005,6 +1077,9 @@ mod tests {
         with_search.push(search());
         assert_eq!(names(json!(with_search), json!([user])), [false, true, false]);
         assert_eq!(names(json!(with_search), json!([user, output])), [false, true, true]);
+        // The model was told that it can call it, whatever comes behind.
+        let again = additional(json!([function("c", true)]));
+        assert_eq!(names(json!(with_search), json!([user, output, again])), [false, true, true]);
         // Nobody could find them.
         assert_eq!(names(kept, json!([user])), [true, true, true]);
     }

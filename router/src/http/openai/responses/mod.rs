@@ -97,7 +97,7 @@ fn whole(mut writer: Events, tokens: Vec<TokenEvent>, done: Done) -> Response<Bo
         nowhere.take();
     }
     writer.done(0, done, &mut nowhere);
-    json_response(&writer.response())
+    json_response(&writer.response(None))
 }
 
 /// What an answer says of itself and of what was asked.
@@ -173,18 +173,32 @@ impl Events {
     fn begin(&mut self, encoder: &mut Encoder) {
         if !std::mem::replace(&mut self.has_begun, true) {
             let sequence_number = self.next();
-            say(encoder, &Event::Created { sequence_number, response: self.response() });
+            say(encoder, &Event::Created { sequence_number, response: self.response(None) });
             self.in_progress(encoder);
         }
     }
 
+    /// `openai` for Node takes the answer of this event for all that there is until now, and adds to its items what comes behind it.
     fn in_progress(&mut self, encoder: &mut Encoder) {
         let sequence_number = self.next();
-        say(encoder, &Event::InProgress { sequence_number, response: self.response() });
+        let open = self.open_item(Status::InProgress);
+        say(encoder, &Event::InProgress { sequence_number, response: self.response(open.as_ref()) });
     }
 
-    /// The answer as it is now.
-    fn response(&self) -> answer::Response<'_> {
+    /// The open item as far as it was told.
+    fn open_item(&self, status: Status) -> Option<Item> {
+        let open = self.open.as_ref()?;
+        Some(self.item(open, status, !self.is_told_at_its_end(&open.block)))
+    }
+
+    /// A custom tool's text is inside of JSON, and a search has no event for its arguments.
+    fn is_told_at_its_end(&self, block: &Block) -> bool {
+        let Block::Call { name, .. } = block else { return false };
+        self.reading.is_custom(name) || self.reading.is_search(name)
+    }
+
+    /// The answer as it is now, with the item that is `open`.
+    fn response<'a>(&'a self, open: Option<&'a Item>) -> answer::Response<'a> {
         let reason = self.ended.as_ref().map(|done| done.finish_reason);
         let status = match reason {
             None => Status::InProgress,
@@ -217,7 +231,7 @@ impl Events {
             error: None,
             incomplete_details: is_cut.then_some(IncompleteDetails { reason: "max_output_tokens" }),
             model: &self.head.model,
-            output: &self.output,
+            output: self.output.iter().chain(open).collect(),
             previous_response_id: None,
             service_tier: self.head.service_tier,
             store: false,
@@ -228,7 +242,7 @@ impl Events {
         }
     }
 
-    /// The open item with all of its text, or empty as when it began.
+    /// The open item with all of its text until now, or empty as when it began.
     fn item(&self, open: &Open, status: Status, is_whole: bool) -> Item {
         let text = if is_whole { open.text.as_str() } else { "" };
         let id = open.id.clone();
@@ -240,7 +254,8 @@ impl Events {
                     true => (content(), None),
                     false => (Vec::new(), Some(content())),
                 };
-                let has_copy = is_whole && self.head.reasoning_output.has_encrypted_content;
+                let has_ended = is_whole && !matches!(status, Status::InProgress);
+                let has_copy = has_ended && self.head.reasoning_output.has_encrypted_content;
                 let encrypted_content = has_copy.then(|| encrypted_content::written(text));
                 Item::Reasoning { id, status, summary, content, encrypted_content }
             }
@@ -355,10 +370,7 @@ impl Events {
                 };
                 say(encoder, &event);
             }
-            // Told when it has ended: a custom tool's text is inside of JSON, and a search has no event for its arguments.
-            Block::Call { name, .. } if self.reading.is_custom(name) || self.reading.is_search(name) => {
-                self.forget_all_but_the_last();
-            }
+            block if self.is_told_at_its_end(block) => self.forget_all_but_the_last(),
             Block::Call { .. } => {
                 self.forget_all_but_the_last();
                 let sequence_number = self.next();
@@ -482,9 +494,17 @@ impl ChunkWriter for Events {
     fn done(&mut self, _: usize, done: Done, encoder: &mut Encoder) {
         self.begin(encoder);
         let mut events = self.blocks.finish();
-        // What is open at the end may have been cut off.
+        // What is open at the end may have been cut off: the last block, or the call before it, which words among its arguments follow.
         let last = events.pop();
-        self.tell(events, encoder);
+        let ends_call = |event: &BlockEvent| matches!(event, BlockEvent::Ends(Block::Call { .. }));
+        let is_last = last.as_ref().is_some_and(ends_call);
+        let cut_off = events.iter().rposition(ends_call).filter(|_| self.blocks.is_cut() && !is_last);
+        for (nth, event) in events.into_iter().enumerate() {
+            match cut_off == Some(nth) {
+                true => self.close(Status::Incomplete, encoder),
+                false => self.tell(vec![event], encoder),
+            }
+        }
         let is_cut = done.finish_reason == FinishReason::Length;
         match last {
             Some(BlockEvent::Ends(block)) => {
@@ -499,7 +519,7 @@ impl ChunkWriter for Events {
         self.ended = Some(done);
         self.completed = (!is_cut).then(seconds);
         let sequence_number = self.next();
-        let response = self.response();
+        let response = self.response(None);
         say(
             encoder,
             &if is_cut {
@@ -530,7 +550,9 @@ impl ChunkWriter for Events {
         say(encoder, &Event::Error { sequence_number, code, message, param, error: detail });
         let failure = Some(Failure { code, message });
         let sequence_number = self.next();
-        let response = answer::Response { status: Status::Failed, error: failure, ..self.response() };
+        let open = self.open_item(Status::Incomplete);
+        let response =
+            answer::Response { status: Status::Failed, error: failure, ..self.response(open.as_ref()) };
         say(encoder, &Event::Failed { sequence_number, response });
     }
 }
@@ -636,6 +658,57 @@ mod tests {
         assert_eq!(in_silence, [in_progress(next), in_progress(next + 1)]);
     }
 
+    /// `openai` for Node ends with an error where what comes behind this event is of an item that is not in its answer.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_told_in_silence_has_the_open_item_as_far_as_it_was_told() {
+        let tools = ["f", "patch"].map(|name| Tool { name: name.to_owned(), parameters: Value::Null });
+        let custom = ["patch".to_owned()].into();
+        let (calls, reasoning) = (tool_format("hermes"), reasoning_format("think"));
+        let reading = Reading { calls, reasoning, tools: tools.into(), custom, ..Reading::plain() };
+        let thought = [("<think>", true), ("Hm", false)];
+        for (tokens, member, is_told) in [
+            (
+                &[("Hi", false)][..],
+                "content",
+                json!([{"type": "output_text", "text": "Hi", "annotations": [], "logprobs": []}]),
+            ),
+            (&thought[..], "content", json!([{"type": "reasoning_text", "text": "Hm"}])),
+            (
+                &[thought[0], thought[1], ("</think>", true), ("Yes", false)][..],
+                "content",
+                json!([{"type": "output_text", "text": "Yes", "annotations": [], "logprobs": []}]),
+            ),
+            (
+                &[("<tool_call>", true), ("{\"name\": \"f\", \"arguments\": {\"a\": 1", false)][..],
+                "arguments",
+                json!("{\"a\": 1"),
+            ),
+            (
+                &[("<tool_call>", true), ("{\"name\": \"patch\", \"arguments\": {\"input\": \"a", false)][..],
+                "input",
+                json!(""),
+            ),
+        ] {
+            let body = json!({"input": "Hi", "include": ["reasoning.encrypted_content"]});
+            let (mut writer, mut encoder) = (asked(body, reading.clone()), Encoder::default());
+            for (text, special) in tokens {
+                writer.token(0, token(text, *special), &mut encoder);
+            }
+            let before = data(std::str::from_utf8(&encoder.take()).expect("UTF-8"));
+            let items = |kind: &str| -> Vec<Value> {
+                let of_kind = before.iter().filter(|event| event["type"] == kind);
+                of_kind.map(|event| event["item"].clone()).collect()
+            };
+            let mut expected = items("response.output_item.done");
+            let mut open = items("response.output_item.added").pop().expect("an item");
+            open[member] = is_told;
+            expected.push(open);
+            let in_silence = data(&told_in_silence(Silent(writer), 16).await);
+            assert_eq!(in_silence.len(), 1);
+            assert_eq!(in_silence[0]["response"]["output"], json!(expected), "{tokens:?}");
+        }
+    }
+
     /// Clients read a failure in three places: Codex in the last event, LiteLLM and `openai` within `error`, LangChain beside it.
     #[test]
     fn what_fails_in_a_stream_is_told_as_all_clients_read_it() {
@@ -663,6 +736,10 @@ mod tests {
             assert_eq!(nested["type"], error.cause.entry().openai_type);
             let response = &failed["response"];
             assert_eq!((&response["status"], &response["usage"]), (&json!("failed"), &Value::Null));
+            let told: Vec<_> = response["output"].as_array().expect("items").iter().collect();
+            let has_told =
+                |item: &&Value| item["status"] == "incomplete" && item["content"][0]["text"] == "Hi";
+            assert!(told.len() == usize::from(has_text) && told.iter().all(has_told), "{response}");
             assert_eq!(response["error"], json!({"code": nested["code"], "message": nested["message"]}));
             assert!(text.ends_with("\n\n") && text.contains("event: response.failed\n"), "{text}");
         }
@@ -737,6 +814,26 @@ mod tests {
             assert_eq!((&part["type"], &part["text"]), (&json!(kind), &json!("Hm, well.")), "{more}");
             let last = all.last().expect("events");
             assert_eq!((&last["type"], &last["response"]["output"][0]), (&json!("response.completed"), item));
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_behind_words_is_incomplete() {
+        let tools = [Tool { name: "f".to_owned(), parameters: Value::Null }];
+        let reading = Reading { calls: tool_format("qwen3_coder"), tools: tools.into(), ..Reading::plain() };
+        let call = "\n<function=f>\n<parameter=a>1</parameter>\nWords";
+        for (call, reason, statuses) in [
+            (call.to_owned(), FinishReason::Length, ["incomplete", "incomplete"]),
+            (call.to_owned(), FinishReason::StopSequence, ["incomplete", "completed"]),
+            (format!("{call}</function>"), FinishReason::EosToken, ["completed", "completed"]),
+        ] {
+            let all =
+                streamed(events(reading.clone()), &[("<tool_call>", true), (call.as_str(), false)], reason);
+            let items = &all.last().expect("events")["response"]["output"];
+            let told = |item: &Value| json!([item["type"], item["status"]]);
+            let told: Vec<_> = items.as_array().expect("items").iter().map(told).collect();
+            let expected = [json!(["function_call", statuses[0]]), json!(["message", statuses[1]])];
+            assert_eq!(told, expected, "{call} {reason:?}");
         }
     }
 
