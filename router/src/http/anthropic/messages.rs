@@ -680,7 +680,7 @@ mod tests {
         assert_eq!(blocks.len(), 8);
         for kind in blocks {
             let refused = |message: Value| {
-                let read = parsed(json!({"messages": [message]}));
+                let read = parsed(json!({"messages": [message, user(json!("x"))]}));
                 read.err().map(|error| error.to_string()).unwrap_or_default()
             };
             let block = json!({"type": kind});
