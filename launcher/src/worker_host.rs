@@ -172,6 +172,11 @@ async fn until_a_signal(host: &WorkerHost, environment: &Environment) -> Result<
         outcome = &mut keeping => return outcome,
         name = signals.next() => name,
     };
+    // A server may have come since the worker was looked at.
+    tokio::select! {
+        outcome = &mut keeping => return outcome,
+        () = tokio::time::sleep(2 * LOOK) => (),
+    }
     if !*used.borrow() {
         info!("{name}: the worker ends");
         return Ok(());
