@@ -42,6 +42,10 @@ SECTIONS = {
         "As above, each in its turn on one machine. Streams at once are of whole requests, prompts of 32 tokens included, but for the "
         "library, which has no server and whose columns are decodes alone. Memory's speed drifted between 35 and 58 GB/s.",
     ),
+    "xeon": (
+        "Beside the peers, on an Intel Xeon whose tiles are hidden",
+        "As above: AVX-512 with VNNI and BF16, no AMX, as virtual machines have it. Memory read 25 GB/s.",
+    ),
     "four": (
         "Four bits beside llama.cpp, on Zen 5",
         "Of one stream the decode alone; 8 and 32 are whole requests, as above.",
