@@ -46,8 +46,8 @@ INLINE __m256i signs_of_inputs() {
     return _mm256_set1_epi8(kIsTurned ? -128 : 0);
 }
 
-#if defined(__AVXVNNI__)
-// Sums of 32 bits of `rows` rows and `sides` times eight outputs. `is_turned`: of inputs as they are, which have no sign, and else of what
+// Of `rows` rows and `sides` times eight outputs, sums of four products each in 32 bits by VPDPBUSD, or of two in 16 bits by VPMADDUBSW, of so
+// many steps that they fit (`whole_of` makes them the former). `is_turned`: of inputs as they are, where they have no sign, and else of what
 // they stand for. `low` is the group of the lower bits, `high` that of the upper ones, 64 inputs further.
 template <int rows, int sides, int quads, bool has_high, bool is_fp4, bool is_turned>
 INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, __m256i (*low)[sides], __m256i (*high)[sides]) {
@@ -56,42 +56,18 @@ INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numb
         return _mm256_shuffle_epi8(
             _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers))), x);
     };
-    const auto add_one = [](__m256i sum, const uint8_t *quad, __m256i number) {
-        const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
-        return is_turned ? _mm256_dpbusd_avx_epi32(sum, x, number)
-                         : _mm256_dpbusd_avx_epi32(sum, number, _mm256_xor_si256(x, signs_of_inputs()));
-    };
-    const __m256i bits = _mm256_set1_epi8(15);
-#pragma GCC unroll 8
-    for (int p = 0; p < quads; p++) {
-        __m256i first[sides], second[sides];
-        for (int s = 0; s < sides; s++) {
-            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers + p * 64 + s * 32));
-            first[s] = number_of(_mm256_and_si256(both, bits));
-            second[s] = number_of(_mm256_and_si256(_mm256_srli_epi16(both, 4), bits));
-        }
-        for (int r = 0; r < rows; r++) {
-            const uint8_t *const quad = inputs + r * a_bytes + p * 4;
-            for (int s = 0; s < sides; s++) low[r][s] = add_one(low[r][s], quad, first[s]);
-            for (int s = 0; has_high && s < sides; s++)
-                high[r][s] = add_one(high[r][s], quad + PENSTOCK_BYTE_INPUTS, second[s]);
-        }
-    }
-}
+    const auto add_one = [](__m256i &sum, __m256i number, __m256i x) {
+#if defined(__AVXVNNI__)
+        sum = is_turned ? _mm256_dpbusd_avx_epi32(sum, x, number) : _mm256_dpbusd_avx_epi32(sum, number, x);
 #else
-// Sums of 16 bits of `rows` rows and `sides` times eight outputs: of two products of inputs with a sign and numbers without one, which
-// VPMADDUBSW adds, in so many steps that they fit. `low` is the group of the lower bits, `high` that of the upper ones, 64 inputs further.
-template <int rows, int sides, int quads, bool has_high, bool is_fp4, bool>
-INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, __m256i (*low)[sides], __m256i (*high)[sides]) {
-    const auto number_of = [](__m256i x) {
-        if (!is_fp4) return x;
-        return _mm256_shuffle_epi8(
-            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers))), x);
-    };
-    // One after another: GCC would add what is added later first, and keep all of it in memory.
-    const auto add_one = [](__m256i &sum, __m256i products) {
-        sum = _mm256_add_epi16(sum, products);
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(number, x));
+        // One after another: GCC would add what is added later first, and keep all of it in memory.
         asm("" : "+x"(sum));
+#endif
+    };
+    const auto input_of = [](const uint8_t *quad) {
+        const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
+        return is_turned || !kIsTurned ? x : _mm256_xor_si256(x, signs_of_inputs());
     };
     const __m256i bits = _mm256_set1_epi8(15);
 #pragma GCC unroll 8
@@ -104,15 +80,14 @@ INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numb
         }
         for (int r = 0; r < rows; r++) {
             const uint8_t *const quad = inputs + r * a_bytes + p * 4;
-            const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
-            for (int s = 0; s < sides; s++) add_one(low[r][s], _mm256_maddubs_epi16(first[s], x));
+            const __m256i x = input_of(quad);
+            for (int s = 0; s < sides; s++) add_one(low[r][s], first[s], x);
             if (!has_high) continue;
-            const __m256i y = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(quad + PENSTOCK_BYTE_INPUTS));
-            for (int s = 0; s < sides; s++) add_one(high[r][s], _mm256_maddubs_epi16(second[s], y));
+            const __m256i y = input_of(quad + PENSTOCK_BYTE_INPUTS);
+            for (int s = 0; s < sides; s++) add_one(high[r][s], second[s], y);
         }
     }
 }
-#endif
 
 // Such sums in 32 bits.
 INLINE __m256i whole_of(__m256i sums) {
