@@ -7,7 +7,7 @@
 x86 processor with the instructions of `--isa`, AVX-512 BF16 and VNNI by default, and the C++ compiler. Up to 32 rows weights come from memory, as far as the model is larger than
 caches; more rows, and m15's, go through one matrix again and again. A turn is each build once, all weights read, and the product's instruction
 from registers, so limits are of the same moment. Printed are medians of the turns, shares of the limit that binds (the longer of reading and
-multiplying), and whether both builds gave the same bits: where they did not, it exits with 1. With one
+multiplying), and whether both builds gave the same bits: where they did not, as two instruction sets may not, it exits with 1. With one
 thread it is processor time that counts, so that instructions can be compared beside other work, if not memory.
 """
 

@@ -341,40 +341,10 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i++) _mm512_storeu_si512(c + i * kBlockFloats + r * 16, sum[r][i]);
 }
-#elif defined(__AVXVNNI__)
-template <int rows, int count, bool ahead>
-INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
-                      float *c) {
-    const int k_tiles = tiles_of_quads(quads);
-    for (int i = 0; i < count; i++) {
-        auto *const sums = reinterpret_cast<__m256i *>(c + i * kBlockFloats);
-        __m256i sum[rows][2];
-        for (int r = 0; r < rows; r++)
-            for (int half = 0; half < 2; half++)
-                sum[r][half] = goes_on ? _mm256_loadu_si256(sums + r * 2 + half) : _mm256_setzero_si256();
-        for (int k = 0; k < k_tiles; k++) {
-            if (ahead) fetch_ahead(ahead_of(b[i], k, k_tiles, kTileBytes, step), kTileBytes);
-            for (int p = 0; p < quads_in(k, quads); p++) {
-                const auto *tile = reinterpret_cast<const __m256i *>(b[i] + (long)k * kTileBytes + p * 64);
-                const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
-                for (int r = 0; r < rows; r++) {
-                    const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
-                    const __m256i x = _mm256_set1_epi32(*quad);
-                    for (int half = 0; half < 2; half++)
-                        sum[r][half] = _mm256_dpbusd_avx_epi32(sum[r][half], x, factor[half]);
-                }
-            }
-        }
-        for (int r = 0; r < rows; r++)
-            for (int half = 0; half < 2; half++) _mm256_storeu_si256(sums + r * 2 + half, sum[r][half]);
-    }
-}
 #elif defined(__AVX2__)
 template <int rows, int count, bool ahead>
 INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, int quads, long step, bool goes_on,
                       float *c) {
-    // The sizes of the tokens' numbers times weights with their signs: at most 127, so that two products fit 16 bits.
-    const __m256i ones = _mm256_set1_epi16(1);
     const int k_tiles = tiles_of_quads(quads);
     for (int i = 0; i < count; i++) {
         __m256i sum[rows][2];
@@ -390,11 +360,18 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
                 const __m256i factor[2] = {_mm256_loadu_si256(tile), _mm256_loadu_si256(tile + 1)};
                 for (int r = 0; r < rows; r++) {
                     const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
-                    const __m256i x = _mm256_set1_epi32(*quad), size = _mm256_abs_epi8(x);
+                    const __m256i x = _mm256_set1_epi32(*quad);
+#if defined(__AVXVNNI__)
+                    for (int half = 0; half < 2; half++)
+                        sum[r][half] = _mm256_dpbusd_avx_epi32(sum[r][half], x, factor[half]);
+#else
+                    // The sizes of the tokens' numbers times weights with their signs: at most 127, so that two products fit 16 bits.
+                    const __m256i ones = _mm256_set1_epi16(1), size = _mm256_abs_epi8(x);
                     for (int half = 0; half < 2; half++) {
                         const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(factor[half], x));
                         sum[r][half] = _mm256_add_epi32(sum[r][half], _mm256_madd_epi16(pairs, ones));
                     }
+#endif
                 }
             }
         }
