@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import wire
+from launched import Launched
 from processes import wait_for
 
 
@@ -147,19 +148,6 @@ def once(action: Callable[[], None], at: int = 1) -> Callable[[], None]:
     return call
 
 
-def once_arrived(
-    action: Callable[[], None], at: int, arrived: Callable[[], float], requests: int
-) -> Callable[[], None]:
-    """As `once`, when `arrived` has grown by so many: on a busy machine some come late, and a server that restarts takes none."""
-    before = arrived()
-
-    def act() -> None:
-        wait_for(lambda: arrived() >= before + requests, "all requests to arrive")
-        action()
-
-    return once(act, at)
-
-
 def ask_all(
     address: wire.Address, requests: Sequence[Ask], seen: Callable[[], None] = lambda: None
 ) -> list[Answer]:
@@ -184,3 +172,23 @@ def ask_all(
         assert answer is not None, "a stream did not end in time"
         done.append(answer)
     return done
+
+
+def arrivals(server: Launched) -> int:
+    """Requests that have come to it so far."""
+    return int(server.metrics().value("tgi_request_count"))
+
+
+def ask_all_through(
+    server: Launched, requests: Sequence[Ask], action: Callable[[], None], at: int = 1, of: int | None = None
+) -> list[Answer]:
+    """`ask_all`, with something done to the server when `at` tokens were read and all requests have come to it: on a busy machine some
+    come late, and a server without its worker takes none. `of` are all arrivals by then, where somebody else asks as well.
+    """
+    expected = arrivals(server) + len(requests) if of is None else of
+
+    def act() -> None:
+        wait_for(lambda: arrivals(server) >= expected, "all requests to arrive")
+        action()
+
+    return ask_all(server.address, requests, once(act, at))

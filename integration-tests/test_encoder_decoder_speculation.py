@@ -16,7 +16,7 @@ import torch
 import wire
 from conftest import Launch
 from launched import Launched
-from load import Ask, ask_all, complete, generate, once_arrived
+from load import Ask, ask_all, ask_all_through, complete, generate
 from test_encoder_decoders import TEXTS, WIDTH, flan_t5
 from test_speculation import DRAFTS, answer
 
@@ -125,11 +125,8 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(served: Served, l
     launched = launch(*served.flags, "--max-batch-total-tokens", "1200", "--speculate", str(DRAFTS))
     launched.wait_ready()
 
-    def arrived() -> float:
-        return launched.metrics().value("tgi_request_count")
-
     for kill in launched.interruptions():
-        found = ask_all(launched.address, requests(), once_arrived(kill, 300, arrived, len(requests())))
+        found = ask_all_through(launched, requests(), kill, at=300)
         for request, one, other in zip(requests(), found, expected, strict=True):
             assert one.error is None and one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_accepted_drafts") > 100

@@ -33,7 +33,7 @@ from transformers import (
 import small_tokenizers
 import wire
 from launched import Launched
-from load import Answer, Ask, ask, ask_all, generate, once
+from load import Answer, Ask, ask, ask_all, ask_all_through, generate
 from penstock_kernels import cpu_engine
 from penstock_kernels.cpu_engine import NoCpuEngine
 
@@ -271,7 +271,7 @@ def test_streams_go_on_when_the_worker_is_killed(served: Served) -> None:
     assert all(len(answer.pieces) > 40 for answer in undisturbed)
     # The first token of all is the worker's last.
     for kill in served.launched.interruptions():
-        answers = ask_all(served.address, requests, once(kill))
+        answers = ask_all_through(served.launched, requests, kill)
         for one, other in zip(undisturbed, answers, strict=True):
             assert other.error is None and one.same_as(other)
 

@@ -12,7 +12,7 @@ import wire
 from checkpoints import random_lfm2, random_llama
 from conftest import Launch
 from launched import EXACT, ON_TORCH, Launched
-from load import Ask, ask_all, complete, generate, once
+from load import Ask, ask_all, ask_all_through, complete, generate
 from test_speculation import AGAIN, DRAFTS, FEW, LIST, answer
 
 LIMITS = ("--max-total-tokens", "1500", "--max-batch-size", "12")
@@ -128,7 +128,7 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(
     flags = (*EXACT, "--model-id", str(folder), *LIMITS, "--max-batch-total-tokens", "2048")
     launched = launch(*flags, "--speculate", str(DRAFTS)).wait_ready()
     for kill in launched.interruptions():
-        found = ask_all(launched.address, requests(), once(kill, at=400))
+        found = ask_all_through(launched, requests(), kill, at=400)
         for request, one, other in zip(requests(), found, expected, strict=True):
             assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_accepted_drafts") > 50

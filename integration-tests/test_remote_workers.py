@@ -29,7 +29,7 @@ from launched import (
     Launched,
     free_port,
 )
-from load import Ask, ask, ask_all, begin, complete, follow, generate, once
+from load import Ask, ask, ask_all, ask_all_through, begin, complete, follow, generate, once
 from other_host import Host, RemoteWorker, why_there_are_no_hosts
 from processes import wait_for
 from programs import installed, missing, needs
@@ -162,7 +162,7 @@ def test_a_worker_that_is_lost_and_comes_back_loses_no_token(
         assert "worker 0" in lost, lost
         mend()
 
-    found = ask_all(far.server.address, requests(), once(strike_and_mend, at=80))
+    found = ask_all_through(far.server, requests(), strike_and_mend, at=80)
     for request, one, other in zip(requests(), found, expected, strict=True):
         assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert far.server.metrics().value("penstock_worker_restarts") > before

@@ -19,7 +19,7 @@ from grpc_tools import protoc
 import wire
 from conftest import Launch
 from launched import BINARY, EXACT
-from load import Ask, ask_all, chat, complete, generate, once
+from load import Ask, arrivals, ask_all_through, chat, complete, generate
 from other_host import RemoteWorker
 from processes import wait_for
 from prompts import QUESTIONS, REPEAT, as_text, user
@@ -96,8 +96,9 @@ def record(launch: Launch, file: Path, *flags: str) -> int:
     launched = launch(*EXACT, "--max-best-of", "4", "--record", str(file), *flags).wait_ready()
     for kill in launched.interruptions():
         answered: list[str] = []
+        expected = arrivals(launched) + len(WHOLE) + len(STREAMED)
         threads = ask_whole(launched.address, answered)
-        answers = ask_all(launched.address, STREAMED, once(kill, at=150))
+        answers = ask_all_through(launched, STREAMED, kill, at=150, of=expected)
         for thread in threads:
             thread.join(wire.TIMEOUT)
         assert sorted(answered) == sorted(path for path, _ in WHOLE)

@@ -17,7 +17,7 @@ import wire
 from checkpoints import SHIPPED, random_llama
 from conftest import Launch
 from launched import ON_TORCH, Launched
-from load import ask_all, chat, generate, once
+from load import ask_all, ask_all_through, chat, generate
 from other_host import RemoteWorker
 from prompts import QUESTIONS, user
 from test_speculation import BODIES, answer, requests
@@ -148,8 +148,7 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(
         *("--max-batch-total-tokens", "2048"),
     ).wait_ready()
     worker = launched.worker()
-    kill = once(lambda: worker.signal(signal.SIGKILL), at=400)
-    found = ask_all(launched.address, requests(), kill)
+    found = ask_all_through(launched, requests(), lambda: worker.signal(signal.SIGKILL), at=400)
     for request, one, other in zip(requests(), found, expected, strict=True):
         assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_worker_restarts") == 1

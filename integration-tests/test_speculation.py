@@ -12,7 +12,7 @@ import pytest
 import wire
 from conftest import Launch
 from launched import EXACT, ON_TORCH, Launched
-from load import Ask, ask_all, chat, complete, generate, once
+from load import Ask, ask_all, ask_all_through, chat, complete, generate
 from prompts import QUESTIONS, REPEAT, as_text, user
 from test_access import bearer
 
@@ -293,7 +293,7 @@ def test_killed_half_way_every_stream_goes_on_as_it_would_have(launch: Launch, e
     expected = ask_all(exact, requests())
     launched = launch(*EXACT, "--speculate", str(DRAFTS)).wait_ready()
     for kill in launched.interruptions():
-        found = ask_all(launched.address, requests(), once(kill, at=400))
+        found = ask_all_through(launched, requests(), kill, at=400)
         for request, one, other in zip(requests(), found, expected, strict=True):
             assert one.same_as(other), f"{request}: {one} instead of {other}"
     assert launched.metrics().value("penstock_accepted_drafts") > 50

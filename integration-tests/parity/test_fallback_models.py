@@ -30,7 +30,7 @@ import wire
 from checkpoints import SHIPPED
 from exposition import KV_USED, PREEMPTIONS
 from launched import Launched
-from load import ask, ask_all, complete, once
+from load import ask, ask_all, ask_all_through, complete
 from processes import wait_for
 
 # Windows, chunked windows, soft caps, heads of several sizes, keys and values of different sizes, norms of queries
@@ -343,7 +343,7 @@ def test_streams_go_on_in_a_small_cache_and_when_the_worker_is_killed(
             assert other.error is None and one.same_as(other)
         assert launched.metrics().value(PREEMPTIONS) > 0
         worker = launched.worker()
-        killed = ask_all(address, requests, once(lambda: worker.signal(signal.SIGKILL)))
+        killed = ask_all_through(launched, requests, lambda: worker.signal(signal.SIGKILL))
         for one, other in zip(alone, killed, strict=True):
             assert other.error is None and one.same_as(other)
         assert launched.wait_ready().worker().pid != worker.pid

@@ -17,7 +17,7 @@ import wire
 from checkpoints import SHIPPED
 from exposition import KV_USED, PREEMPTIONS
 from launched import EXACT, ON_TORCH, Launched
-from load import Ask, ask, ask_all, complete, once_arrived
+from load import Ask, ask, ask_all, ask_all_through, complete
 from processes import wait_for
 
 TOTAL = 256  # tokens of the cache, and of the longest sequence
@@ -74,11 +74,8 @@ def test_a_preempted_sequence_of_a_hybrid_says_what_it_says_with_room(
             assert other.error is None and other.same_as(one), f"{other} instead of {one}"
         assert launched.metrics().value(PREEMPTIONS) > 0
 
-        def arrived() -> float:
-            return launched.metrics().value("tgi_request_count")
-
         for kill in launched.interruptions():
-            killed = ask_all(address, requests(), once_arrived(kill, 500, arrived, len(requests())))
+            killed = ask_all_through(launched, requests(), kill, at=500)
             for one, other in zip(expected, killed, strict=True):
                 assert other.error is None and other.same_as(one), f"{other} instead of {one}"
         wait_for(lambda: launched.metrics().value(KV_USED) == 0, "every page to come back")

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import wire
 from checkpoints import SHIPPED
 from launched import EXACT, Launched
-from load import ask, ask_all, generate, once
+from load import ask, ask_all_through, generate, once
 
 PROMPT = "A penstock is a pipe that feeds water to a turbine, and its gate decides how much flows."
 TOKENS = 24
@@ -75,6 +75,6 @@ def test_a_family_on_the_cpu_engine_goes_on_when_its_worker_is_killed(family: st
         assert "the CPU engine runs the model" in launched.log()
         alone = [ask(address, request) for request in requests]
         for kill in launched.interruptions():
-            killed = ask_all(address, requests, once(kill, at=TOKENS))
+            killed = ask_all_through(launched, requests, kill, at=TOKENS)
             for one, other in zip(alone, killed, strict=True):
                 assert other.error is None and one.same_as(other)
