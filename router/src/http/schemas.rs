@@ -16,7 +16,7 @@ use crate::http::kserve::{About, Inferred, Live, Ready};
 use crate::http::openai::chat::{ChatChunk, ChatCompletion};
 use crate::http::openai::completions::{Completion, CompletionChunk};
 use crate::http::openai::responses::answer::{Event as ResponseEvent, Response};
-use crate::http::openai::responses::input::InputItem;
+use crate::http::openai::responses::items::InputItem;
 use crate::http::ops::{Info, Model, Models};
 use crate::http::platforms::Predictions;
 use crate::http::tgi::{Generated, StreamEvent};
