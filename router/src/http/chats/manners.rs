@@ -435,8 +435,9 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::config::FormatFlag;
     use crate::http::chats::families::{Family, call, families, family, said, tool_loop};
-    use crate::http::chats::formats::{ChatFormats, FormatFlag};
+    use crate::http::chats::formats::ChatFormats;
 
     fn conversation() -> Vec<Value> {
         let call =

@@ -342,7 +342,7 @@ fn part(source: GrammarSource, at: String) -> Result<Part, GrammarSource> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::chats::formats::FormatFlag;
+    use crate::config::FormatFlag;
     use crate::http::chats::manners::Manners;
     use crate::http::fields::tests::limits;
     use penstock_output::{reasoning_format, tool_format};
