@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::FormatFlag;
 use crate::http::chats::formats::ChatFormats;
-use crate::http::chats::manners::{ToolPlace, fill_in};
+use crate::http::chats::template_places::{ToolPlace, fill_in};
 
 const FAMILIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/chat_templates");
 

@@ -7,8 +7,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{FormatFlag, KNOWN_FORMATS};
-use crate::http::chats::manners::{Manners, ToolPlace, fill_in_arguments, shorten_ids};
+use crate::http::chats::manners::Manners;
 use crate::http::chats::messages::fill_in_contents;
+use crate::http::chats::template_places::{ToolPlace, fill_in_arguments, shorten_ids};
 
 /// How the model writes, and what its template does with tools.
 #[derive(Debug, Default)]

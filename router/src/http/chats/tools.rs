@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
 use crate::http::chats::functions::{Choice, Function, Shape, ToolList, choice, functions};
-use crate::http::chats::manners::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::reader::{Ids, Reading};
+use crate::http::chats::template_places::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::typescript;
 use crate::http::constraints::Asked;
 use crate::http::error::{ApiError, Place};
