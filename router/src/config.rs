@@ -12,12 +12,11 @@ use axum::http::HeaderValue;
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 use penstock_core::prompt::may_be_default;
-use penstock_output::{ReasoningFormat, ToolFormat};
+use penstock_output::{ReasoningFormat, ToolFormat, reasoning_format, tool_format};
 use serde_json::{Map, Value};
 
 use crate::address::Network;
 use crate::allowed_host::AllowedHost;
-use crate::http::chats::formats::{FormatFlag, parse_reasoning_format, parse_tool_format};
 
 /// What `--max-batch-size` is where nobody says it.
 const BATCH_SIZE: u32 = 256;
@@ -335,6 +334,70 @@ fn parse_template_defaults(text: &str) -> Result<Map<String, Value>, String> {
         Some(name) => Err(format!("must not have `{name}`, which each chat says itself")),
         None => Ok(given),
     }
+}
+
+/// The word for a format in a flag.
+pub enum FormatFlag<T: 'static> {
+    Auto,
+    Off,
+    Named(&'static T),
+}
+
+impl<T> Clone for FormatFlag<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Auto => Self::Auto,
+            Self::Off => Self::Off,
+            Self::Named(format) => Self::Named(format),
+        }
+    }
+}
+
+impl<T> fmt::Debug for FormatFlag<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Off => "none",
+            Self::Named(_) => "named",
+        })
+    }
+}
+
+impl<T> FormatFlag<T> {
+    fn parse(word: &str, of_name: impl Fn(&str) -> Option<&'static T>) -> Option<Self> {
+        match word {
+            "auto" => Some(Self::Auto),
+            "none" => Some(Self::Off),
+            name => of_name(name).map(Self::Named),
+        }
+    }
+
+    pub fn or(&self, found: Option<&'static T>) -> Option<&'static T> {
+        match self {
+            Self::Auto => found,
+            Self::Off => None,
+            Self::Named(format) => Some(format),
+        }
+    }
+}
+
+pub const KNOWN_FORMATS: &str =
+    "docs/tool-calls.md lists the formats; `auto` takes the chat template's, `none` leaves text as it is";
+
+/// For `--tool-call-parser`.
+fn parse_tool_format(word: &str) -> Result<FormatFlag<ToolFormat>, String> {
+    FormatFlag::parse(word, tool_format).ok_or_else(|| {
+        let names: Vec<&str> = penstock_output::tool_formats().map(|format| format.name).collect();
+        format!("no such format of tool calls; known: {}. {KNOWN_FORMATS}", names.join(", "))
+    })
+}
+
+/// For `--reasoning-parser`.
+fn parse_reasoning_format(word: &str) -> Result<FormatFlag<ReasoningFormat>, String> {
+    FormatFlag::parse(word, reasoning_format).ok_or_else(|| {
+        let names: Vec<&str> = penstock_output::reasoning_formats().map(|format| format.name).collect();
+        format!("no such format of reasoning; known: {}. {KNOWN_FORMATS}", names.join(", "))
+    })
 }
 
 fn parse_origin(text: &str) -> Result<String, &'static str> {

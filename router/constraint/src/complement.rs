@@ -7,13 +7,16 @@
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look};
 
-use crate::pattern::{self, Cases, Strings};
+use crate::{
+    pattern::{self, Strings},
+    weight::{self, Cases},
+};
 
 /// Limits on the automatons, for their time: some milliseconds.
 const MOST_PLACES: usize = 400;
 const MOST_SETS: usize = 32;
 const MOST_STATES: usize = 24;
-/// Of an expression, as [`pattern::weight`] has it: reading it takes as long.
+/// Of an expression, as [`weight::of_expression`] has it: reading it takes as long.
 const MOST_WEIGHT: usize = 100_000;
 /// The longest expression that is written; what a lexer makes of it grows with it.
 const LONGEST: usize = 20_000;
@@ -21,7 +24,7 @@ const LONGEST: usize = 20_000;
 /// An expression for every text that `expression` does not match at its start. `expression` is in the syntax of regex-syntax, and may
 /// have anchors anywhere.
 pub(crate) fn not_at_start(expression: &str, strings: Strings) -> Result<String, String> {
-    if pattern::weight(expression, Cases::Own) > MOST_WEIGHT {
+    if weight::of_expression(expression, Cases::Own) > MOST_WEIGHT {
         return Err(too_large());
     }
     let hir = regex_syntax::parse(expression).map_err(|cause| pattern::reason(&cause.to_string()))?;

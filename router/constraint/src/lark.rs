@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::{
     error::{CompileError, Kind},
-    pattern::{self, Cases},
+    weight::{self, Cases},
 };
 
 /// Rules and terminals of a grammar; each may name the next one.
@@ -42,12 +42,12 @@ pub(crate) fn check(text: &str) -> Result<(), CompileError> {
             format!("the grammar has more than {MOST_DEFINITIONS} rules, terminals and statements"),
         ));
     }
-    pattern::check_weight(weight(text)).map_err(|_| {
+    weight::check(weight(text)).map_err(|_| {
         CompileError::new(Kind::TooLarge, "the grammar's terminals have too many characters, sets or ranges")
     })
 }
 
-/// What reading the grammar costs, as [`pattern::weight`] has it.
+/// What reading the grammar costs, as [`weight::of_expression`] has it.
 fn weight(text: &str) -> usize {
     let mut weight = 0_usize;
     let mut definition = Definition::default();
@@ -72,8 +72,8 @@ fn weight(text: &str) -> usize {
         let cases = if flags.contains('i') { Cases::Both } else { Cases::Own };
         let inside = &inside[..end];
         weight = weight.saturating_add(match mark {
-            b'/' => pattern::weight(inside, cases),
-            _ => pattern::weight_of_text(inside, cases),
+            b'/' => weight::of_expression(inside, cases),
+            _ => weight::of_text(inside, cases),
         });
     }
     weight.saturating_add(definition.read(rest)).saturating_add(definition.weight())
@@ -112,8 +112,8 @@ impl Definition {
 
     fn weight(&self) -> usize {
         match self.is_terminal {
-            true => pattern::weight_of_options(self.options),
-            false => pattern::squared(self.options + self.bars, CHOICES_OF_WEIGHT),
+            true => weight::of_options(self.options),
+            false => weight::squared(self.options + self.bars, CHOICES_OF_WEIGHT),
         }
     }
 }

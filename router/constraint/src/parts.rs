@@ -8,6 +8,7 @@ use penstock_output::{Part, Words};
 use serde_json::{Map, Value};
 
 use crate::{
+    ecma::from_ecma,
     error::{CompileError, Kind},
     free_text::FreeText,
     grammar,
@@ -462,7 +463,7 @@ fn string(schema: &Map<String, Value>) -> Result<String, CompileError> {
     if let Some(value) = schema.get("pattern") {
         let refused = |reason: String| CompileError::at(Kind::Unsupported, "/pattern", reason);
         let text = value.as_str().ok_or_else(|| refused("expected a string".into()))?;
-        for expression in pattern::from_ecma(text, Strings::Plain).map_err(refused)? {
+        for expression in from_ecma(text, Strings::Plain).map_err(refused)? {
             all.push(format!("/{}/", pattern::whole_of_search(&expression).map_err(refused)?));
         }
     }

@@ -3,8 +3,6 @@
 //!
 //! In every list of markers one that begins with another stands before it.
 
-use crate::inkling;
-
 /// How a family of models writes tool calls.
 #[derive(Debug)]
 pub struct ToolFormat {
@@ -64,11 +62,6 @@ impl ReasoningFormat {
     /// As `ToolFormat::has_channels`.
     pub(crate) fn has_channels(&self) -> bool {
         self.open.is_empty()
-    }
-
-    /// As `ToolFormat::has_messages`.
-    pub(crate) fn has_messages(&self) -> bool {
-        self.open.contains(&inkling::THINKING)
     }
 }
 

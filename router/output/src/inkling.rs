@@ -4,7 +4,7 @@
 //! <|content_invoke_tool_json|>{"name":"f","args":{}}<|end_message|><|content_model_end_sampling|>`. Before its kind a call has
 //! its function's name, which the model may leave out. The format is that of the model's chat template.
 
-use crate::formats::{Envelope, Seen, at_most, find};
+use crate::formats::{Envelope, ReasoningFormat, Seen, at_most, find};
 use crate::json::Scanner;
 use crate::messages::{self, Arguments, Body};
 use crate::out::Out;
@@ -43,6 +43,13 @@ const CALL_IN_TEXT: &str = "<|content_invoke_tool_text|>";
 
 static ENVELOPE: Envelope =
     Envelope { name: &["name"], arguments: &["args", "arguments", "parameters"], optional_arguments: true };
+
+impl ReasoningFormat {
+    /// As `ToolFormat::has_messages`.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.open.contains(&THINKING)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Inkling {

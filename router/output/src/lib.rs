@@ -23,7 +23,8 @@
 //! through the text: it looks for markers (`marks`), and lets `readers` find out whether a call begins. Arguments are passed on by
 //! `json` and `parameters`, or read whole by `python` and `braces`; `schema` says which type an argument has. `harmony` and
 //! `inkling` are formats that are made of messages instead (`messages`). `frames` says how calls are written, `arguments` what stands in
-//! them, and `compose` makes of it what an answer has to be, for grammars. docs/tool-calls.md lists formats and rules.
+//! them, and `compose` makes of it what an answer has to be, for grammars. `special_tokens` says which of a tokenizer a format writes.
+//! docs/tool-calls.md lists formats and rules.
 
 mod argument_schemas;
 mod arguments;
@@ -44,6 +45,7 @@ mod part;
 mod python;
 mod readers;
 mod schema;
+mod special_tokens;
 mod tables;
 
 use serde_json::Value;

@@ -27,9 +27,6 @@ use crate::http::shares::{Holder, Share, Shares};
 use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
 
-/// Readers at once. Each may have the scheduler walk over all that is cached, between two steps.
-pub const READERS: usize = 16;
-
 /// So long a reader counts at least, so that one that comes again and again is no more work than one that stays.
 const COUNTED: Duration = Duration::from_secs(1);
 
@@ -56,7 +53,7 @@ pub async fn block_events(State(server): State<Arc<Server>>, request: Request) -
     sse::answer(BlockEvents { events, rest: None, block_size, _reading: reading })
 }
 
-/// A reader's share of `READERS`.
+/// A reader's share of `block_readers`.
 struct Reading {
     share: Option<Share>,
     until: Instant,
@@ -169,6 +166,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::http::state::BLOCK_READERS;
 
     fn evicted() -> BlockChange {
         BlockChange::Evicted { block: BlockHash::default() }
@@ -177,7 +175,7 @@ mod tests {
     fn readers() -> (Arc<Shares>, Extensions) {
         let mut of = Extensions::new();
         of.insert(ClientAddress([192, 0, 2, 1].into()));
-        (Shares::new(READERS), of)
+        (Shares::new(BLOCK_READERS), of)
     }
 
     /// What a reader is told of these.

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use penstock_core::blocking::{SHORT, Undone};
 use penstock_core::tenant::Tenant;
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -150,6 +151,20 @@ pub async fn parse_apart<T: Send + 'static>(
             Undone::Lost => ApiError::internal(),
         })
     })
+}
+
+/// Which members a body has, by those of `K`; `None` where it is no object.
+pub async fn keys<K: DeserializeOwned + Send + 'static>(
+    server: &Server,
+    tenant: Tenant,
+    body: &Bytes,
+) -> Option<K> {
+    if body.len() <= SHORT {
+        return serde_json::from_slice(body).ok();
+    }
+    let (length, body) = (body.len(), body.clone());
+    let read = move |_: &CancellationToken| serde_json::from_slice(&body).ok();
+    server.reading.run(tenant, length, read).await.unwrap_or_default()
 }
 
 fn parsed<T>(

@@ -9,7 +9,9 @@ use crate::config::RouterArgs;
 use crate::http::openai::{chat, completions, responses};
 use crate::http::routes::{Handler, ROUTES, Verb};
 use crate::http::state::Server;
-use crate::http::{anthropic, block_events, docs, kserve, openapi, ops, page, platforms, tgi, tokenize};
+use crate::http::{
+    anthropic, block_events, docs, kserve, openapi, ops, page, sagemaker, tgi, tokenize, vertex,
+};
 
 /// The routes that are served with these flags.
 pub fn router(args: &RouterArgs) -> Router<Arc<Server>> {
@@ -34,8 +36,8 @@ fn handler(handler: Handler) -> MethodRouter<Arc<Server>> {
         Handler::Model => get(ops::model),
         Handler::Tokenize => post(tokenize::tokenize),
         Handler::ChatTokenize => post(tokenize::chat_tokenize),
-        Handler::Invocations => post(platforms::invocations),
-        Handler::Vertex => post(platforms::vertex),
+        Handler::Invocations => post(sagemaker::invocations),
+        Handler::Vertex => post(vertex::predict),
         Handler::KserveServer => get(kserve::server_metadata),
         Handler::KserveLive => get(kserve::live),
         Handler::KserveReady => get(kserve::ready),

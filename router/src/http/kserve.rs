@@ -20,7 +20,7 @@ use crate::http::response::json;
 use crate::http::shortened::shortened;
 use crate::http::state::Server;
 use crate::http::text_request::{TextRequest, generate_texts};
-use crate::http::tgi;
+use crate::http::tgi::request::text_request;
 use crate::http::warnings::{Warnings, names};
 use crate::limits::Limits;
 
@@ -122,8 +122,7 @@ impl Asked {
             let (name, text, form) = tensor(index, input)?;
             let text = Value::from(text);
             let body = format!("{{\"inputs\":{text},\"parameters\":{parameters}}}");
-            let request =
-                Fields::parse(body.as_bytes(), limits).and_then(|fields| tgi::text_request(&fields));
+            let request = Fields::parse(body.as_bytes(), limits).and_then(|fields| text_request(&fields));
             requests.push(request.map_err(|error| error.within(Place::from("inputs").entry(index)))?);
             let output = outputs.as_ref().map_or(name, |outputs| outputs[index].clone());
             inputs.push(Input { output, form });

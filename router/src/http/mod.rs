@@ -15,6 +15,7 @@ mod fields;
 mod handlers;
 mod host;
 mod json;
+mod keys;
 mod kserve;
 mod markdown_images;
 mod not_found;
@@ -22,11 +23,11 @@ mod openai;
 mod openapi;
 mod ops;
 mod page;
-mod platforms;
 mod request_context;
 mod request_fields;
 mod response;
 mod routes;
+mod sagemaker;
 mod sampling;
 mod schemas;
 mod shares;
@@ -38,6 +39,7 @@ mod tgi;
 mod tokenize;
 mod unplaced;
 mod unread_body;
+mod vertex;
 mod warnings;
 
 use std::any::Any;
@@ -67,15 +69,15 @@ pub fn router(server: Arc<Server>) -> Result<Router, FlagError> {
     let args = &server.config.args;
     let cors = cors(&args.cors_allow_origin)?;
     let auth = Arc::new(Auth::of(args)?);
-    for (flag, path) in auth::readable_by_others(args) {
+    for (flag, path) in keys::readable_by_others(args) {
         tracing::warn!(
             "{flag} {}: other users of this machine can read it; chmod 600 keeps it from them",
             path.display()
         );
     }
     let hosts: Arc<[AllowedHost]> = args.allowed_hosts.as_slice().into();
-    let aliases = platforms::Aliases::of(args);
-    platforms::Aliases::log_own_routes(args);
+    let aliases = vertex::Aliases::of(args);
+    vertex::Aliases::log_own_routes(args);
     let router = handlers::router(args)
         .fallback(unknown)
         .with_state(server)

@@ -338,7 +338,7 @@ mod tests {
     use super::*;
     use crate::http::fields::Fields;
     use crate::http::fields::tests::limits;
-    use crate::http::tgi;
+    use crate::http::tgi::request::inputs_alone;
 
     #[test]
     fn every_reference_leads_somewhere() {
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(members, ["inputs", "parameters"]);
         let read = |parameters: Value| {
             let body = json!({"inputs": "x", "parameters": parameters}).to_string();
-            let read = Fields::parse(body.as_bytes(), &limits).and_then(|fields| tgi::inputs_alone(&fields));
+            let read = Fields::parse(body.as_bytes(), &limits).and_then(|fields| inputs_alone(&fields));
             read.map(|(inputs, warnings)| (inputs, warnings.lines().len())).map_err(|error| error.to_string())
         };
         for parameters in [json!(null), json!({}), json!({"truncate": 1, "top_k": 5})] {

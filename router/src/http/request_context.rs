@@ -20,12 +20,12 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::address;
 use crate::http::access_log;
-use crate::http::auth::{KeyFacts, KeyIndex, KeyName};
 use crate::http::body;
 use crate::http::connection::ClientAddress;
 use crate::http::connection::backpressure;
 use crate::http::error::{ApiError, Cause, Family, FieldNames, Refusal};
 use crate::http::json::whole_number;
+use crate::http::keys::{KeyFacts, KeyIndex, KeyName};
 use crate::http::request_fields::{self, Kind};
 use crate::http::shortened::shortened;
 use crate::http::state::{Loaded, Server};

@@ -16,11 +16,11 @@ use crate::http::kserve::{About, Inferred, Live, Ready};
 use crate::http::openai::chat::{ChatChunk, ChatCompletion};
 use crate::http::openai::completions::{Completion, CompletionChunk};
 use crate::http::openai::responses::answer::{Event as ResponseEvent, Response};
-use crate::http::openai::responses::input::InputItem;
+use crate::http::openai::responses::items::InputItem;
 use crate::http::ops::{Info, Model, Models};
-use crate::http::platforms::Predictions;
 use crate::http::tgi::{Generated, StreamEvent};
 use crate::http::tokenize::Span;
+use crate::http::vertex::Predictions;
 
 /// Of entries of requests, by name.
 pub fn requests() -> Map<String, Value> {

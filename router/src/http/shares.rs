@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::http::auth::KeyIndex;
+use crate::http::keys::KeyIndex;
 
 /// One in so many units is kept for clients that hold few.
 const KEPT: usize = 8;

@@ -11,12 +11,14 @@ use penstock_proto::{CacheGroup, ModelDescription};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
-use crate::http::block_events::READERS;
 use crate::http::chats::formats::ChatFormats;
 use crate::http::error::ApiError;
 use crate::http::shares::Shares;
 use crate::limits::{FlagError, Limits};
 use crate::telemetry::traces::Tracing;
+
+/// Readers of `/block_events` at once. Each may have the scheduler walk over all that is cached, between two steps.
+pub const BLOCK_READERS: usize = 16;
 
 /// What all routes share.
 pub struct Server {
@@ -78,7 +80,7 @@ impl Server {
             config.args.validation_workers,
         );
         let (in_flight, loaded) = (TaskTracker::new(), OnceLock::new());
-        let block_readers = Shares::new(READERS);
+        let block_readers = Shares::new(BLOCK_READERS);
         Ok(Arc::new(Self { config, health, in_flight, tracing, reading, block_readers, loaded }))
     }
 

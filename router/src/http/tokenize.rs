@@ -22,8 +22,9 @@ use crate::http::error::{ApiError, Family, FieldNames};
 use crate::http::openai::chat;
 use crate::http::request_context::caller_of;
 use crate::http::state::Server;
+use crate::http::tgi::request::inputs_alone;
 use crate::http::warnings::Warnings;
-use crate::http::{body, tgi, unplaced};
+use crate::http::{body, unplaced};
 
 /// Bytes of an answer that are written at once.
 const PIECE: usize = 32 << 10;
@@ -35,7 +36,7 @@ pub async fn tokenize(State(server): State<Arc<Server>>, request: Request) -> Re
         let (body, held) = begin(&server, request, &NAMES).await?;
         let loaded = server.loaded()?;
         let (text, warnings) =
-            body::parse(&server, held.tenant, body, |fields, _| tgi::inputs_alone(fields)).await?;
+            body::parse(&server, held.tenant, body, |fields, _| inputs_alone(fields)).await?;
         let tokens = loaded.serving.prompt.tokenize(held.tenant, text, true, loaded.limits.most_told()).await;
         let tokens = tokens.map_err(|error| NAMES.error(error))?;
         let mut response = response(Pieces::new(tokens, Shape::List), held);

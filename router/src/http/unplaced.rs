@@ -9,9 +9,9 @@ use axum::http::{Extensions, HeaderMap};
 
 use crate::address;
 use crate::config::RouterArgs;
-use crate::http::auth::KeyIndex;
 use crate::http::connection::ClientAddress;
 use crate::http::error::ApiError;
+use crate::http::keys::KeyIndex;
 use crate::http::shares::{Exhausted, Holder, Share, Shares};
 
 /// What a request takes beside its head and body, about: its task, and what HTTP/2 keeps of it.

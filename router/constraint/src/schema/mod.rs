@@ -22,10 +22,12 @@ use llguidance::derivre::{RegexAst, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    ecma::from_ecma,
     error::{CompileError, Kind, LONGEST_PATH},
     limits::Limits,
-    pattern::{self, Cases, Strings},
+    pattern::{self, Strings},
     stop::Stop,
+    weight::{self, Cases},
 };
 pub(crate) use format::expression as format_expression;
 use reference::{Document, Target};
@@ -425,7 +427,7 @@ impl<'a> Translator<'a> {
 
     fn add_weight(&mut self, weight: usize, place: &Place<'a>) -> Result<()> {
         self.weight = self.weight.saturating_add(weight);
-        pattern::check_weight(self.weight).map_err(|_| {
+        weight::check(self.weight).map_err(|_| {
             place.refuse(Kind::TooLarge, "the schema's expressions have too many characters, sets or ranges")
         })
     }
@@ -433,7 +435,7 @@ impl<'a> Translator<'a> {
     /// Whether llguidance finds out in time that a text may match an expression and what else a schema says of a text.
     fn can_stand_beside(&self, expression: &str, members: &Map<String, Value>) -> bool {
         let Some(Value::String(text)) = members.get("pattern") else { return true };
-        let conjuncts = pattern::from_ecma(text, Strings::OfJson).unwrap_or_default();
+        let conjuncts = from_ecma(text, Strings::OfJson).unwrap_or_default();
         let all = conjuncts.into_iter().chain([expression.to_owned()]);
         let mut all: Vec<_> = all.map(RegexAst::SearchRegex).collect();
         let [least, most] = ["minLength", "maxLength"].map(|key| members.get(key).and_then(Value::as_u64));
@@ -452,10 +454,10 @@ impl<'a> Translator<'a> {
     /// An expression that may match anywhere, as some that must all match.
     fn expressions(&mut self, text: &str, place: &Place<'a>) -> Result<Vec<String>> {
         let refused = |reason| place.refuse(Kind::Unsupported, reason);
-        let expressions = pattern::from_ecma(text, Strings::OfJson).map_err(refused)?;
+        let expressions = from_ecma(text, Strings::OfJson).map_err(refused)?;
         // Each is read again by llguidance.
-        let weights = expressions.iter().map(|expression| pattern::weight(expression, Cases::Own));
-        let weight = weights.sum::<usize>() + pattern::weight_of_opposites(text);
+        let weights = expressions.iter().map(|expression| weight::of_expression(expression, Cases::Own));
+        let weight = weights.sum::<usize>() + weight::of_opposites(text);
         self.add_weight(weight, place)?;
         if !self.is_in_time(weight) {
             self.stop.check(self.limits)?;

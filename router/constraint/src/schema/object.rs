@@ -8,8 +8,11 @@ use serde_json::{Map, Value, json};
 use super::logic::{WORK, size};
 use super::{Parts, Place, Result, Translator, any_of, bounds, invalid, types};
 use crate::{
+    ecma::from_ecma,
     error::Kind,
+    other_texts,
     pattern::{self, Strings},
+    weight,
 };
 
 /// Which optional properties are there is written out for at most so many combinations.
@@ -171,7 +174,7 @@ impl<'a> Translator<'a> {
         for (expression, schema) in patterns {
             let here = place.member(expression);
             let core = self.schema(schema, &here)?;
-            let expression = match pattern::without_texts(expression) {
+            let expression = match other_texts::without_texts(expression) {
                 // Then nothing else lets these names through.
                 Some((texts, rest))
                     if patterns.len() == 1
@@ -508,10 +511,10 @@ impl<'a> Translator<'a> {
             return false;
         }
         let misses = |pattern: &String| {
-            if !self.works(WORK_OF_PATTERN + pattern.len() + pattern::weight_of_opposites(pattern)) {
+            if !self.works(WORK_OF_PATTERN + pattern.len() + weight::of_opposites(pattern)) {
                 return false;
             }
-            let conjuncts = pattern::from_ecma(pattern, Strings::OfJson).unwrap_or_default();
+            let conjuncts = from_ecma(pattern, Strings::OfJson).unwrap_or_default();
             conjuncts.iter().any(|conjunct| {
                 let Some(mut conjunct) = NamePattern::new(conjunct) else { return false };
                 conjunct.matches(name, || self.works(WORK_OF_MATCH)) == Some(false)

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
 use super::post_processor::follow_class;
+use super::special_tokens;
 
 /// Bytes of a file. Published: 40 MB at most. A file may claim any size without taking any place on a disk.
 const MAX_FILE: u64 = 512 << 20;
@@ -80,31 +81,8 @@ impl ModelFiles {
         };
         follow_class(&mut tokenizer, |name| config.get(name).or_else(|| own.get(name)));
 
-        let named_tokens: Map<String, Value> = config
-            .iter()
-            .filter(|(name, _)| name.ends_with("_token"))
-            .filter_map(|(name, value)| Some((name.clone(), Value::from(token_text(value)?))))
-            .collect();
-        let mut special: Vec<String> =
-            named_tokens.values().filter_map(Value::as_str).map(str::to_owned).collect();
-        for list in ["additional_special_tokens", "extra_special_tokens"] {
-            match config.get(list) {
-                Some(Value::Array(tokens)) => {
-                    special.extend(tokens.iter().filter_map(token_text).map(str::to_owned))
-                }
-                Some(Value::Object(tokens)) => {
-                    special.extend(tokens.values().filter_map(token_text).map(str::to_owned))
-                }
-                _ => {}
-            }
-        }
-        for token in
-            config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flat_map(Map::values)
-        {
-            if token.get("special").and_then(Value::as_bool) == Some(true) {
-                special.extend(token_text(token).map(str::to_owned));
-            }
-        }
+        let named_tokens = special_tokens::named(&config);
+        let special = special_tokens::all(&config, &named_tokens);
 
         let in_config = chat_templates_of(&config).map(|sources| (sources, config_file));
         let in_folder = read_chat_templates(dir)?;
@@ -238,11 +216,6 @@ fn chat_templates_of(config: &Map<String, Value>) -> Option<Sources> {
         }
         _ => None,
     }
-}
-
-/// A token is a string, or an object that holds it.
-pub fn token_text(token: &Value) -> Option<&str> {
-    token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
 fn read_json(file: &Path) -> Result<Option<Map<String, Value>>, LoadError> {

@@ -9,6 +9,7 @@ mod post_processor;
 #[cfg(test)]
 pub mod samples;
 mod slices;
+mod special_tokens;
 mod token_count;
 mod vocabulary;
 

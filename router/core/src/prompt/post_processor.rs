@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use tokenizers::{PostProcessorWrapper, Tokenizer};
 
-use super::files::token_text;
+use super::special_tokens::token_text;
 
 /// The classes whose flags count, without `Fast`, each with the tokens that it has where the file names none. Of other
 /// classes' files many have the flags as well, and nobody reads them.

@@ -15,7 +15,6 @@ use super::block_events::BlockChange;
 use super::blocks::BlockPool;
 use super::corpus::{Corpora, CorpusId, Recall};
 use super::cost::StepCost;
-use super::deadlines::Probes;
 use super::draft_model::DraftAccuracy;
 use super::fairness::FairQueue;
 use super::handle::{Arrival, StatePlaces, States, Stats};
@@ -30,6 +29,7 @@ use super::sequence::{PromptLogprobs, Sequence};
 use super::snapshots::SnapshotDistances;
 use super::submission::{Release, SequenceEvent, SequenceFailure, Unavailable};
 use super::throttle::Throttle;
+use super::wait_history::{Completions, Probes};
 
 /// What a prepared group offers. May change when workers are replaced.
 #[derive(Clone, Debug)]
@@ -685,33 +685,4 @@ impl Core {
 fn slots(count: u32) -> Vec<SlotId> {
     // Popped from the end: low ids first.
     (0..count).rev().map(SlotId).collect()
-}
-
-/// The recent rate at which sequences that run end, whatever the reason, while there are any.
-#[derive(Default)]
-pub(super) struct Completions {
-    /// The last end, or when there was something to do again.
-    last: Option<Instant>,
-    /// Between two ends, smoothed.
-    interval: Option<Duration>,
-}
-
-impl Completions {
-    /// No sequence could end before now.
-    fn resume(&mut self, now: Instant) {
-        self.last = Some(now);
-    }
-
-    fn add(&mut self, now: Instant) {
-        if let Some(last) = self.last.replace(now) {
-            let gap = now.saturating_duration_since(last);
-            self.interval = Some(self.interval.map_or(gap, |smooth| (smooth * 7 + gap) / 8));
-        }
-    }
-
-    /// Never shorter than the time since the last end: a stall shows at once. `None` before one has ended.
-    pub(super) fn interval(&self, now: Instant) -> Option<Duration> {
-        let stalled = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
-        self.interval.map(|interval| interval.max(stalled))
-    }
 }

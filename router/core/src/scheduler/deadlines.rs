@@ -4,39 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_proto::ids::SequenceId;
-
 use super::core::Core;
 use super::cost::Work;
 use super::fairness::Ahead;
 use super::handle::come_back_in;
 use super::sequence::Sequence;
 use super::submission::{Finish, Late, SequenceEvent, SequenceFailure};
-
-/// Requests that are expected to be late and are begun all the same, since they hold up nobody: what they take corrects the
-/// estimate. Without them one that is too high would stay so, as long as every request is refused for it.
-#[derive(Default)]
-pub(super) struct Probes {
-    /// The last one, until it has a token.
-    last: Option<SequenceId>,
-    /// So many requests are refused before the next one.
-    refusals: u32,
-}
-
-/// After a probe that was late: what is too long for its deadline keeps a server busy in vain a small part of the time.
-const REFUSALS: u32 = 16;
-
-impl Probes {
-    fn try_one(&mut self, id: SequenceId) -> bool {
-        if self.refusals > 0 {
-            self.refusals -= 1;
-            return false;
-        }
-        // It is late until it has a token in time.
-        *self = Self { last: Some(id), refusals: REFUSALS };
-        true
-    }
-}
 
 impl Sequence {
     /// When it is too late for a first token.

@@ -1,7 +1,7 @@
 //! Owns every sequence that waits or runs and every KV block, as one task that the rest reaches by messages.
 //!
 //! `handle` is the outside, with the permits of `concurrency`; `submission` is what goes in and comes out, by a `mailbox`. `task` drives
-//! `core`, a state machine that `planning`, `admission`, `results`, `deadlines` and `quarantine` implement over each `sequence`, the
+//! `core`, a state machine that `planning`, `admission`, `results`, `deadlines` (with its `wait_history`) and `quarantine` implement over each `sequence`, the
 //! queue of `fairness` in the `order` of priorities, `blocks` with the `prefix_cache` and `snapshots`, `policy`, `cost` and `throttle`; `plan` writes the wire's
 //! columns, and `in_flight` is what was sent. `masks` are those of
 //! constrained sequences, each a `mask_job` on `mask_threads`; `speculation` gives rows drafts, which are `guesses` of `prompt_lookup` (with an index of `grams`) and `corpus`,
@@ -48,6 +48,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod throttle;
+mod wait_history;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

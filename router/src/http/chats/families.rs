@@ -6,8 +6,9 @@ use penstock_template::ChatTemplates;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::http::chats::formats::{ChatFormats, FormatFlag};
-use crate::http::chats::manners::{ToolPlace, fill_in};
+use crate::config::FormatFlag;
+use crate::http::chats::formats::ChatFormats;
+use crate::http::chats::template_places::{ToolPlace, fill_in};
 
 const FAMILIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/chat_templates");
 

@@ -1,79 +1,15 @@
 //! How the served model writes calls and reasoning: as flags say, or else its chat template.
 
-use std::fmt;
-
 use penstock_core::prompt::{Chat, Prompt};
-use penstock_output::{ReasoningFormat, ToolFormat, of_template, reasoning_format, tool_format};
+use penstock_output::{ReasoningFormat, ToolFormat, of_template, tool_format};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::http::chats::manners::{Manners, ToolPlace, fill_in_arguments, shorten_ids};
+use crate::config::{FormatFlag, KNOWN_FORMATS};
+use crate::http::chats::manners::Manners;
 use crate::http::chats::messages::fill_in_contents;
-
-/// The word for a format in a flag.
-pub enum FormatFlag<T: 'static> {
-    Auto,
-    Off,
-    Named(&'static T),
-}
-
-impl<T> Clone for FormatFlag<T> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Auto => Self::Auto,
-            Self::Off => Self::Off,
-            Self::Named(format) => Self::Named(format),
-        }
-    }
-}
-
-impl<T> fmt::Debug for FormatFlag<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Off => "none",
-            Self::Named(_) => "named",
-        })
-    }
-}
-
-impl<T> FormatFlag<T> {
-    fn parse(word: &str, of_name: impl Fn(&str) -> Option<&'static T>) -> Option<Self> {
-        match word {
-            "auto" => Some(Self::Auto),
-            "none" => Some(Self::Off),
-            name => of_name(name).map(Self::Named),
-        }
-    }
-
-    fn or(&self, found: Option<&'static T>) -> Option<&'static T> {
-        match self {
-            Self::Auto => found,
-            Self::Off => None,
-            Self::Named(format) => Some(format),
-        }
-    }
-}
-
-const KNOWN: &str =
-    "docs/tool-calls.md lists the formats; `auto` takes the chat template's, `none` leaves text as it is";
-
-/// For `--tool-call-parser`.
-pub fn parse_tool_format(word: &str) -> Result<FormatFlag<ToolFormat>, String> {
-    FormatFlag::parse(word, tool_format).ok_or_else(|| {
-        let names: Vec<&str> = penstock_output::tool_formats().map(|format| format.name).collect();
-        format!("no such format of tool calls; known: {}. {KNOWN}", names.join(", "))
-    })
-}
-
-/// For `--reasoning-parser`.
-pub fn parse_reasoning_format(word: &str) -> Result<FormatFlag<ReasoningFormat>, String> {
-    FormatFlag::parse(word, reasoning_format).ok_or_else(|| {
-        let names: Vec<&str> = penstock_output::reasoning_formats().map(|format| format.name).collect();
-        format!("no such format of reasoning; known: {}. {KNOWN}", names.join(", "))
-    })
-}
+use crate::http::chats::template_places::{ToolPlace, fill_in_arguments, shorten_ids};
 
 /// How the model writes, and what its template does with tools.
 #[derive(Debug, Default)]
@@ -101,7 +37,7 @@ impl ChatFormats {
         if found.is_unknown {
             warn!(
                 "the chat template shows tools in no format of calls that is known: calls in JSON are read, others are \
-                 content. {KNOWN}"
+                 content. {KNOWN_FORMATS}"
             );
         }
         if !found.template.is_empty() {

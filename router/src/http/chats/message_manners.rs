@@ -277,8 +277,8 @@ fn chat_with(role: &str, content: Value) -> Vec<Value> {
 mod tests {
     use super::*;
     use crate::http::chats::families::{Family, families, family, parts, said, tool_loop};
-    use crate::http::chats::manners::ToolPlace;
     use crate::http::chats::messages::INSTRUCT;
+    use crate::http::chats::template_places::ToolPlace;
 
     /// Whatever a client sends, each template shows all of it, if it shows such words in any form at all.
     #[test]

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
 use crate::http::chats::functions::{Choice, Function, Shape, ToolList, choice, functions};
-use crate::http::chats::manners::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::reader::{Ids, Reading};
+use crate::http::chats::template_places::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::typescript;
 use crate::http::constraints::Asked;
 use crate::http::error::{ApiError, Place};
@@ -342,7 +342,7 @@ fn part(source: GrammarSource, at: String) -> Result<Part, GrammarSource> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::chats::formats::FormatFlag;
+    use crate::config::FormatFlag;
     use crate::http::chats::manners::Manners;
     use crate::http::fields::tests::limits;
     use penstock_output::{reasoning_format, tool_format};

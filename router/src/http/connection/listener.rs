@@ -32,9 +32,9 @@ use crate::http::connection::limiter::{Activity, Admission, ConnectionLimiter, I
 use crate::http::connection::wake_gate::WakeGate;
 use crate::http::connection::write_timeout::WriteTimeout;
 use crate::http::error::{ApiError, Family};
-use crate::http::platforms::Aliases;
 use crate::http::shares::Shares;
 use crate::http::unplaced::{self, Unplaced};
+use crate::http::vertex::Aliases;
 use crate::http::{host, routes};
 use crate::telemetry::metrics;
 

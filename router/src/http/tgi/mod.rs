@@ -1,6 +1,6 @@
 //! TGI's dialect: `/generate`, `/generate_stream` and `POST /`.
 
-mod request;
+pub mod request;
 mod response;
 
 use std::ops::ControlFlow;
@@ -22,9 +22,8 @@ use crate::http::sampling::{drawn_seed, most_likely_first};
 use crate::http::sse::{self, Encoder, EventSource};
 use crate::http::state::Server;
 use crate::http::warnings::Warnings;
-use crate::http::{body, platforms};
+use crate::http::{body, vertex};
 use request::{GenerateRequest, Route};
-pub use request::{inputs_alone, text_request};
 use response::{Candidate, Details, StreamDetails, Told, token, top_token};
 pub use response::{Generated, StreamEvent};
 
@@ -32,8 +31,8 @@ const NAMES: FieldNames = FieldNames::TGI;
 
 pub async fn generate(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        if platforms::has_instances(&context, "/generate", &body).await {
-            return platforms::predictions(context, body).await;
+        if vertex::has_instances(&context, "/generate", &body).await {
+            return vertex::predictions(context, body).await;
         }
         let request = body::parse(context.server(), context.origin(), body, |fields, _| {
             GenerateRequest::parse(fields, Route::Generate)
@@ -58,8 +57,8 @@ pub async fn generate_stream(State(server): State<Arc<Server>>, request: Request
 /// `POST /`: what `stream` says, with the prompt in the text unless asked otherwise, or the model is for something else.
 pub async fn compat(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, async |context, body| {
-        if platforms::has_instances(&context, "/", &body).await {
-            return platforms::predictions(context, body).await;
+        if vertex::has_instances(&context, "/", &body).await {
+            return vertex::predictions(context, body).await;
         }
         compat_answer(context, body).await
     })

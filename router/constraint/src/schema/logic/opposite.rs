@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::values::only_values;
 use super::{DEPTH, KINDS, Place, Translator, accepts_all, breadth, kind_of, size, type_names};
-use crate::pattern;
+use crate::other_texts;
 use crate::schema::{EXACT_INTEGERS, all_of, format};
 
 /// As many opposites are written to hold together.
@@ -138,7 +138,7 @@ impl<'a> Translator<'a> {
                 options.push(one_of_type("object", "minProperties", (value.as_u64()? + 1).into()))
             }
             "pattern" => {
-                let opposite = pattern::opposite(value.as_str()?)?;
+                let opposite = other_texts::opposite(value.as_str()?)?;
                 options.push(one_of_type("string", "pattern", opposite.into()));
             }
             "required" => {
@@ -232,7 +232,7 @@ impl<'a> Translator<'a> {
                 Value::Number(number) => {
                     numbers.push(number.as_f64().filter(|float| float.abs() < EXACT_INTEGERS)?)
                 }
-                Value::String(text) if text.chars().count() <= pattern::LONGEST_TEXT => {
+                Value::String(text) if text.chars().count() <= other_texts::LONGEST_TEXT => {
                     texts.push(text.as_str())
                 }
                 _ => return None,
@@ -243,7 +243,7 @@ impl<'a> Translator<'a> {
             options.push(json!({"type": kinds}));
         }
         if !texts.is_empty() {
-            options.push(one_of_type("string", "pattern", pattern::other_than(&texts).into()));
+            options.push(one_of_type("string", "pattern", other_texts::other_than(&texts).into()));
         }
         if let [only] = booleans[..] {
             options.push(json!({"const": !only}));

@@ -1,9 +1,10 @@
-//! `/v1/responses`, without memory: what is asked comes whole, nothing of the answer is kept. `request` makes a chat of
-//! it, with the items that `input` reads, and `answer` has the types of what is answered; here they are made, whole and as events.
+//! `/v1/responses`, without memory: what is asked comes whole, nothing of the answer is kept. `items` reads the items of `input`, of
+//! which `input` makes messages, and `request` a chat; `answer` has the types of what is answered; here they are made, whole and as events.
 
 pub mod answer;
 mod encrypted_content;
-pub mod input;
+mod input;
+pub mod items;
 pub mod request;
 mod search;
 

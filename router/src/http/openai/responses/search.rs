@@ -63,6 +63,8 @@ fn to_whole_numbers(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::openai::responses::input::tests::additional;
+    use crate::http::openai::responses::request::tests::{parsed, refusal};
 
     #[test]
     fn arguments_are_an_object_with_whole_numbers_as_such() {
@@ -86,5 +88,147 @@ mod tests {
         let says = "These tools were found, and can be called from now on:\nmcp__docs__f\nmcp__docs__g\nh";
         assert_eq!(result(found.as_array().expect("tools")), says);
         assert_eq!(result(&[]), "No tool was found.");
+    }
+
+    /// As Codex sends it where it keeps the tools of MCP servers back.
+    fn search() -> Value {
+        let query =
+            json!({"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]});
+        json!({"type": "tool_search", "execution": "client", "description": "Finds", "parameters": query})
+    }
+
+    #[test]
+    fn a_search_for_tools_is_a_tool_where_the_client_makes_it() {
+        let function = json!({"type": "function", "name": "f"});
+        let user = json!({"role": "user", "content": "Hi"});
+        for more in [
+            json!({"tools": [search(), function]}),
+            json!({"input": [additional(json!([search(), function])), user]}),
+            json!({"tools": [{"type": "tool_search", "execution": "client"}], "tool_choice": "required"}),
+        ] {
+            let asked = parsed(more.clone()).expect("valid").chat;
+            assert!(asked.params.warnings.is_empty(), "{more}");
+            let tools = format!("{:?}", asked.tools.expect("a tool"));
+            assert!(tools.contains("name: \"tool_search\"") && tools.contains("is_search: true"), "{tools}");
+        }
+        for (more, says) in [
+            (json!({"tools": [search(), search()]}), "`tools[1].type` is the same as another tool's"),
+            (
+                json!({"tools": [{"type": "tool_search", "execution": "client", "parameters": 5}]}),
+                "`tools[0].parameters` must be an object, a JSON schema",
+            ),
+            (
+                json!({"tools": [{"type": "tool_search", "execution": "client", "description": 5}]}),
+                "`tools[0].description` must be a string",
+            ),
+            (
+                json!({"tools": [{"type": "namespace", "name": "n", "tools": [search()]}]}),
+                "`tools[0].tools[0].type` must be \"function\"",
+            ),
+            (
+                json!({"input": [{"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": "{}"}]}),
+                "`input[0].arguments` must be an object",
+            ),
+        ] {
+            let refused = refusal(more);
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
+    /// OpenAI's servers refuse the choice by its type.
+    #[test]
+    fn a_search_for_tools_is_chosen_as_a_function_is() {
+        let tools = json!([search(), {"type": "function", "name": "f"}]);
+        let chosen = json!({"tools": tools, "tool_choice": {"type": "function", "name": "tool_search"}});
+        let tools_of =
+            |asked: Value| format!("{:?}", parsed(asked).expect("valid").chat.tools.expect("a tool"));
+        let found = tools_of(chosen);
+        assert!(found.contains("is_required: true") && found.contains("is_search: true"), "{found}");
+        assert!(!found.contains("is_search: false"), "{found}");
+        let refused = refusal(json!({"tools": tools, "tool_choice": {"type": "tool_search"}}));
+        assert_eq!(
+            refused,
+            "`tool_choice` of type \"tool_search\" is not supported, as at OpenAI: to have the model search first, name the search \
+             as a function, {\"type\": \"function\", \"name\": \"tool_search\"}"
+        );
+    }
+
+    #[test]
+    fn a_search_for_tools_is_left_out_by_name_where_a_server_makes_it() {
+        let function = json!({"type": "function", "name": "f", "defer_loading": true});
+        let line = |place: &str| {
+            format!(
+                "`{place}` has no effect here: this server searches for no tools, and the model knows those that are in the request"
+            )
+        };
+        let user = json!({"role": "user", "content": "Hi"});
+        for search in [json!({"type": "tool_search"}), json!({"type": "tool_search", "execution": "server"})]
+        {
+            let input = json!([additional(json!([function, search])), user]);
+            let asked = parsed(json!({"input": input})).expect("valid").chat;
+            assert_eq!(asked.params.warnings.lines(), [line("input[0].tools[1]")]);
+            let asked = parsed(json!({"tools": [search, function]})).expect("valid").chat;
+            assert_eq!(asked.params.warnings.lines(), [line("tools[0]")]);
+            assert!(format!("{:?}", asked.tools.expect("a tool")).contains("name: \"f\""));
+            let refused = refusal(json!({"tools": [search], "tool_choice": "required"}));
+            assert!(
+                refused.starts_with("`tools[0].type` must be ")
+                    && refused.contains("runs no tools of its own"),
+                "{refused}"
+            );
+        }
+    }
+
+    /// A template refuses or garbles a call without its result, and a model that is told of none searches again.
+    #[test]
+    fn what_a_client_searched_for_is_a_call_and_its_result() {
+        let tools = json!([{"type": "namespace", "name": "mcp__docs", "tools": [{"type": "function", "name": "f", "defer_loading": true}]}]);
+        for (found, says) in [
+            (tools, "These tools were found, and can be called from now on:\nmcp__docs__f"),
+            (json!([]), "No tool was found."),
+        ] {
+            let arguments = json!({"query": "docs", "limit": 1});
+            let input = json!([
+                {"role": "user", "content": "Look."},
+                {"type": "tool_search_call", "call_id": "1", "execution": "client", "status": "completed", "arguments": arguments},
+                {"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client", "tools": found},
+            ]);
+            let asked = parsed(json!({"input": input, "tools": [search()]})).expect("valid").chat;
+            let function = json!({"name": "tool_search", "arguments": arguments});
+            let calls = json!([{"id": "1", "type": "function", "function": function}]);
+            assert_eq!(
+                asked.chat.messages[1..],
+                [
+                    json!({"role": "assistant", "content": null, "tool_calls": calls}),
+                    json!({"role": "tool", "tool_call_id": "1", "content": says}),
+                ]
+            );
+            assert!(asked.params.warnings.is_empty());
+            let tools = format!("{:?}", asked.tools.expect("tools"));
+            assert_eq!(tools.contains("name: \"mcp__docs__f\""), found != json!([]), "{tools}");
+        }
+    }
+
+    #[test]
+    fn tools_that_a_client_keeps_back_are_shown_once_they_are_found() {
+        let function =
+            |name: &str, deferred: bool| json!({"type": "function", "name": name, "defer_loading": deferred});
+        let kept = json!([{"type": "namespace", "name": "n", "tools": [function("a", true), function("b", false)]}, function("c", true)]);
+        let output = json!({"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": [function("c", true)]});
+        let user = json!({"role": "user", "content": "Hi"});
+        let names = |tools: Value, input: Value| {
+            let asked = parsed(json!({"tools": tools, "input": input})).expect("valid").chat;
+            let tools = format!("{:?}", asked.tools.expect("tools"));
+            ["n__a", "n__b", "c"].map(|name| tools.contains(&format!("name: \"{name}\"")))
+        };
+        let mut with_search = kept.as_array().expect("tools").clone();
+        with_search.push(search());
+        assert_eq!(names(json!(with_search), json!([user])), [false, true, false]);
+        assert_eq!(names(json!(with_search), json!([user, output])), [false, true, true]);
+        // The model was told that it can call it, whatever comes behind.
+        let again = additional(json!([function("c", true)]));
+        assert_eq!(names(json!(with_search), json!([user, output, again])), [false, true, true]);
+        // Nobody could find them.
+        assert_eq!(names(kept, json!([user])), [true, true, true]);
     }
 }

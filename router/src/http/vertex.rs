@@ -1,5 +1,4 @@
-//! The routes by which cloud platforms ask: SageMaker's `/invocations`, which takes what any dialect takes,
-//! and Vertex AI's `/vertex`, which takes a list of requests and answers with a list of texts.
+//! Vertex AI's `/vertex`, which takes a list of requests and answers with a list of texts, and the paths at which it asks.
 
 use std::sync::Arc;
 
@@ -10,68 +9,26 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{Method, Response, Uri};
 use axum::middleware::{self, Next};
 use bytes::Bytes;
-use penstock_core::blocking::SHORT;
 use schemars::JsonSchema;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
 use tracing::info;
 
 use crate::config::RouterArgs;
+use crate::http::body;
 use crate::http::error::{ApiError, Family, Place};
 use crate::http::fields::Fields;
-use crate::http::openai::{chat, completions};
+use crate::http::openai::chat;
 use crate::http::request_context::RequestContext;
 use crate::http::request_fields;
 use crate::http::response::json;
 use crate::http::routes::{self, Handler, Verb};
 use crate::http::state::{Loaded, Server};
 use crate::http::text_request::{TextRequest, generate_texts};
+use crate::http::tgi::request::text_request;
 use crate::http::warnings::Warnings;
-use crate::http::{body, tgi};
-
-/// Answered in the dialect that the body is written in.
-pub async fn invocations(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
-    RequestContext::answer_in_its_dialect(server, request, Family::Tgi, invoked).await
-}
-
-async fn invoked(context: Arc<RequestContext>, body: Bytes) -> Result<Response<Body>, (ApiError, Family)> {
-    #[derive(Deserialize)]
-    struct Keys {
-        inputs: Option<IgnoredAny>,
-        messages: Option<IgnoredAny>,
-        prompt: Option<IgnoredAny>,
-    }
-    if has_instances(&context, "/invocations", &body).await {
-        return predictions(context, body).await.map_err(|error| (error, Family::Tgi));
-    }
-    let (answered, family) = match keys::<Keys>(&context, &body).await {
-        Some(Keys { inputs: None, messages: Some(_), .. }) => {
-            (chat::answer(context, body).await, Family::OpenAi)
-        }
-        Some(Keys { inputs: None, messages: None, prompt: Some(_) }) => {
-            (completions::answer(context, body).await, Family::OpenAi)
-        }
-        Some(Keys { inputs: None, messages: None, prompt: None }) => {
-            let message = "one of `inputs`, `messages` and `prompt` is required";
-            (Err(ApiError::together("inputs", message)), Family::Tgi)
-        }
-        // What is no JSON object is told so there.
-        _ => (tgi::compat_answer(context, body).await, Family::Tgi),
-    };
-    answered.map_err(|error| (error, family))
-}
-
-/// Which members a body has, by those of `K`; `None` where it is no object.
-async fn keys<K: DeserializeOwned + Send + 'static>(context: &RequestContext, body: &Bytes) -> Option<K> {
-    if body.len() <= SHORT {
-        return serde_json::from_slice(body).ok();
-    }
-    let (length, body) = (body.len(), body.clone());
-    let read = move |_: &CancellationToken| serde_json::from_slice(&body).ok();
-    context.server().reading.run(context.origin(), length, read).await.unwrap_or_default()
-}
 
 /// Whether a request to `path`, a route of its own, is one of `/vertex`. Where Vertex AI was given that path as the one to predict
 /// at, its `predict` sends `instances` there, and its `rawPredict` what the route takes.
@@ -81,10 +38,13 @@ pub async fn has_instances(context: &RequestContext, path: &str, body: &Bytes) -
         instances: Option<IgnoredAny>,
     }
     context.server().config.args.vertex_predict_route.as_deref() == Some(path)
-        && matches!(keys(context, body).await, Some(Keys { instances: Some(_) }))
+        && matches!(
+            body::keys(context.server(), context.origin(), body).await,
+            Some(Keys { instances: Some(_) })
+        )
 }
 
-pub async fn vertex(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
+pub async fn predict(State(server): State<Arc<Server>>, request: Request) -> Response<Body> {
     RequestContext::answer(server, request, Family::Tgi, predictions).await
 }
 
@@ -123,7 +83,7 @@ fn instance_request(
     if instance.raw(&request_fields::MESSAGES).is_some() {
         chat::text_request(instance, served, loaded, client)
     } else {
-        tgi::text_request(instance)
+        text_request(instance)
     }
 }
 
