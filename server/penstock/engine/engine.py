@@ -38,6 +38,7 @@ from penstock.engine.plan import (
 from penstock.engine.slot_sampling import NO_SAMPLES, Drafts, Masks, Sampled, SlotSampling
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
+from penstock.engine.step_memory import PROMPT_LOGITS_AT_ONCE
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import KINDS, Threads
 from penstock.models.cache_format import FORMATS
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
     # Imports what sends spans, which few servers do.
     from penstock.engine.spans import StepSpans
     from penstock.engine.step_graphs import StepGraphs
-
-# Prompt positions whose logits exist at once, when their log probabilities are wanted.
-PROMPT_LOGITS_AT_ONCE = 64
 
 # Rows of every product where results may not depend on how many there are: enough to be worth a call for a
 # prompt, and few enough that a lone decode does not pay for many.
