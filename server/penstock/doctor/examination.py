@@ -282,16 +282,17 @@ def fallback_shape(
     if report.quantization is not None and not quantization.is_served(report.quantization, config):
         return None
     try:
-        from penstock.models import fallback
+        from penstock.models import fallback_loader
+        from penstock.models.fallback import refuse_batch_invariance
     except ImportError:
         report.problems.append("models through transformers" + NEEDS_TORCH)
         return None
     try:
-        examined = fallback.examine(config, folder, question.trusted)
+        examined = fallback_loader.examine(config, folder, question.trusted)
         report.fallback = True
-        fallback.refuse_division(config, question.shards, question.stages)
+        fallback_loader.refuse_division(config, question.shards, question.stages)
         if question.deterministic:
-            fallback.refuse_batch_invariance(report.architecture or "the model")
+            refuse_batch_invariance(report.architecture or "the model")
     except UnusableModel as error:
         report.problems.append(str(error))
         return None
