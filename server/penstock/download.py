@@ -84,7 +84,8 @@ def main() -> int:
 
 def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """What the doctor has against serving the folder."""
-    from penstock.doctor.examination import SLOTS, Question, examine
+    from penstock.doctor.examination import examine
+    from penstock.doctor.question import SLOTS, Question
 
     question = Question(
         shards=arguments.num_shard,

@@ -13,7 +13,8 @@ import checkpoints
 import penstock_kernels as ops
 from client import DEVICE, Worker, row
 from driver import Driver
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.engine import device_pages, self_check
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.engine import Engine

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock import tiny
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.doctor.report import Report, as_json, as_text
 from penstock.hub import client
 from penstock.hub.cache import cache_folder
