@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from penstock.engine.engine import Engine, Launched
+from penstock.engine.engine import Engine
+from penstock.engine.launched import Launched
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.preparation import kv_bytes_per_token, prepare
 from penstock.proto import penstock_pb2 as pb

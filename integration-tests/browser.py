@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Request, Route, expect, sync_playwright
 
 from programs import installed
 
 # A machine that is busy with other things needs this long for what takes a second.
 PATIENCE_MS = 120_000
+
+# Where the page asks for answers.
+CHAT = "**/v1/chat/completions"
 
 FLAGS = [
     "--headless",
@@ -126,3 +130,25 @@ class Chat:
         self.act(button).click()
         expect(self.act("Copied")).to_be_visible()
         return str(self.page.evaluate("navigator.clipboard.readText()"))
+
+
+Open = Callable[..., Chat]
+
+
+def told(chat: Chat, chunks: list[dict[str, Any]]) -> None:
+    """From now on every chat is answered with these chunks, as if a model had written them."""
+    events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks] + ["data: [DONE]\n\n"]
+
+    def answer(route: Route) -> None:
+        route.fulfill(status=200, content_type="text/event-stream", body="".join(events))
+
+    chat.page.route(CHAT, answer)
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(request.post_data or "")
+    return body
+
+
+def pieces(*texts: str) -> list[dict[str, Any]]:
+    return [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in texts]

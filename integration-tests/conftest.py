@@ -11,13 +11,20 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import wire
 from launched import BINARY, EXACT, PACKED_CACHE_DIR, Launched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from browser import Chat, Open
 
 Launch = Callable[..., Launched]
 
@@ -90,6 +97,29 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
             launched.stop()
         else:
             launched.assert_no_orphan()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """For the files that test the chat page; what drives it is loaded for nothing else."""
+    from browser import chromium
+
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens the page of a server in a tab of its own; all are closed, and looked through for faults, at the end."""
+    from browser import Chat
+
+    with ExitStack() as tabs:
+        yield lambda url, **options: tabs.enter_context(Chat(browser, url, **options)).open()
+
+
+@pytest.fixture
+def chat(open_page: Open, server: Launched) -> Chat:
+    return open_page(server.url)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -106,12 +106,15 @@ def compile_all(compiler: list[str], folder: Path) -> list[str]:
             "entries",
             "inbox",
             "isa",
+            "operations",
             "plan",
             "program",
             "ranks",
             "residuals",
             "run",
+            "sampling",
             "slot_sampling",
+            "step",
             "team",
         )
     ]

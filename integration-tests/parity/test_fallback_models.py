@@ -22,7 +22,7 @@ from test_families import DTYPES, LIMITS, greedy, in_pieces, prefill, prefix_hit
 from torch import Tensor
 
 from penstock.errors import UnusableModel
-from penstock.models.fallback import NOT_SERVED
+from penstock.models.fallback_loader import NOT_SERVED
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -248,7 +248,7 @@ class Median(Reference):
 
 def refusal_of(config: dict[str, Any], folder: Path) -> str | None:
     """Why config.json alone is enough to refuse the model."""
-    from penstock.models.fallback import fallback_verdict
+    from penstock.models.fallback_loader import fallback_verdict
 
     verdict = fallback_verdict(config, folder)
     return None if verdict is None else verdict.rpartition("transformers: it ")[2]

@@ -21,6 +21,9 @@ NUMBERS_AT_ONCE = 1 << 17
 # Tokens of a run that are computed in one call: what pairs of a chunk's tokens take is a multiple of them.
 TOKENS_AT_ONCE = 256
 
+# Of states that are sums of powers of e, relative to the largest exponent so far: that exponent of a sum of nothing.
+NO_EXPONENT = -1e38
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

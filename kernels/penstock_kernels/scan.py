@@ -4,13 +4,10 @@ states, S rows of a token each.
 
 from penstock_kernels.gpu.choice import usable
 from penstock_kernels.later import Tensor, torch
-from penstock_kernels.recurrence import StateMetadata, Tokens, advance, chunks
+from penstock_kernels.recurrence import NO_EXPONENT, StateMetadata, Tokens, advance, chunks
 
 # Tokens whose decays and inputs of every number of the state exist at once.
 SCANNED_AT_ONCE = 64
-
-# The exponent of a sum of nothing.
-NO_EXPONENT = -1e38
 
 
 def selective_scan(

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from penstock.hub import client
+from penstock.hub.cache import cache_folder
+from penstock.hub.request import Request, Unavailable, write
 
 
 def main() -> int:
@@ -51,10 +53,10 @@ def main() -> int:
     parser.add_argument("--max-batch-size", type=int, help="sequences of a step, and")
     parser.add_argument("--max-batch-prefill-tokens", type=int, help="its tokens")
     arguments = parser.parse_args()
-    request = client.Request(
+    request = Request(
         arguments.repo,
         arguments.revision,
-        client.cache_folder(arguments.cache_dir, arguments.repo),
+        cache_folder(arguments.cache_dir, arguments.repo),
         arguments.progress_bar,
         arguments.trust_remote_code,
         not arguments.without_weights,
@@ -63,7 +65,7 @@ def main() -> int:
     client.keep_libraries_quiet()
     pipeline_tag: str | None = None
 
-    def bring(request: client.Request) -> Path:
+    def bring(request: Request) -> Path:
         nonlocal pipeline_tag
         begun = client.begin(request)
         pipeline_tag = begun.listing.pipeline_tag
@@ -73,16 +75,17 @@ def main() -> int:
 
     try:
         folder = client.obtain(request, bring)
-    except client.Unavailable as failure:
-        client.write(failed=str(failure))
+    except Unavailable as failure:
+        write(failed=str(failure))
         return 1
-    client.write(snapshot={"folder": str(folder), "commit": folder.name, "pipeline_tag": pipeline_tag})
+    write(snapshot={"folder": str(folder), "commit": folder.name, "pipeline_tag": pipeline_tag})
     return 0
 
 
 def _problems(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """What the doctor has against serving the folder."""
-    from penstock.doctor.examination import SLOTS, Question, examine
+    from penstock.doctor.examination import examine
+    from penstock.doctor.question import SLOTS, Question
 
     question = Question(
         shards=arguments.num_shard,

@@ -19,8 +19,9 @@ import checkpoints
 import encoder_decoders
 from hub_server import Fault, Hub, Repo
 from penstock import tiny
-from penstock.doctor import examination as doctor
-from penstock.doctor.examination import Question, examine
+from penstock.doctor import memory
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.doctor.report import Report, as_json, as_text
 from penstock.hub import client as hub
 from penstock.loading.host import Processor
@@ -394,9 +395,9 @@ def test_missing_shards_are_listed(tmp_path: Path) -> None:
 
 
 def test_weights_that_memory_cannot_hold_are_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "device_room", lambda _: Room(2_000_000, 1_500_000))
+    monkeypatch.setattr(memory, "device_room", lambda _: Room(2_000_000, 1_500_000))
     assert "the weights take 2.5 MB of memory, and 1.5 MB are free" in problem(folder, device="cpu")
-    monkeypatch.setattr(doctor, "device_room", lambda _: Room(2 << 30, (1 << 30) + (20 << 20)))
+    monkeypatch.setattr(memory, "device_room", lambda _: Room(2 << 30, (1 << 30) + (20 << 20)))
     assert "memory is too small" in problem(folder, device="cpu")
 
 
@@ -407,7 +408,7 @@ def test_of_a_long_context_what_fits_is_served_and_a_length_that_is_asked_for_ha
     most = 10 << 20
     config = checkpoints.config(vocab_size=4096, torch_dtype=dtype, max_position_embeddings=most)
     folder = write(tmp_path / "model", config)
-    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, 2 << 30))
+    monkeypatch.setattr(memory, "device_room", lambda _: Room(8 << 30, 2 << 30))
     asked = Question(device="cpu", dtype=dtype)
     report = examine(folder, asked)
     assert report.would_serve, report.problems
@@ -435,12 +436,12 @@ def test_a_server_that_is_told_to_take_little_at_once_needs_less_memory(
     config = checkpoints.config(vocab_size=200_000, torch_dtype=dtype, max_position_embeddings=8192)
     folder = write(tmp_path / "model", config)
     asked = Question(device="cpu", dtype=dtype, longest=8192)
-    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, 2 << 30))
+    monkeypatch.setattr(memory, "device_room", lambda _: Room(8 << 30, 2 << 30))
     roomy = examine(folder, asked)
     assert roomy.would_serve, roomy.problems
     assert roomy.cache_bytes_per_shard is not None
     taken = (2 << 30) - roomy.cache_bytes_per_shard
-    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, taken))
+    monkeypatch.setattr(memory, "device_room", lambda _: Room(8 << 30, taken))
     (problem,) = examine(folder, asked).problems
     assert "memory has room for" in problem or "memory is too small" in problem
     small = replace(asked, slots=4, step_tokens=64)
@@ -457,7 +458,7 @@ def test_a_draft_model_needs_positions_for_what_memory_holds(
         return write(tmp_path / str(positions), config)
 
     folder, enough, short = of(10 << 20), of(9 << 20), of(2048)
-    monkeypatch.setattr(doctor, "device_room", lambda _: Room(8 << 30, 2 << 30))
+    monkeypatch.setattr(memory, "device_room", lambda _: Room(8 << 30, 2 << 30))
     report = examine(folder, Question(device="cpu", draft=enough))
     assert report.would_serve, report.problems
     assert any("requests of more than about" in line for line in report.warnings)

@@ -16,7 +16,8 @@ import checkpoints
 from client import DEVICE, Worker, make_plan, row, sampled, u32
 from driver import Driver
 from penstock import tiny
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.engine import draft_model, preparation
 from penstock.engine.cache_size import GIB
 from penstock.engine.columns import I64

@@ -13,15 +13,17 @@ import checkpoints
 import penstock_kernels as ops
 from client import DEVICE, Worker, row
 from driver import Driver
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.engine import device_pages, self_check
 from penstock.engine.decoder_steps import DecoderSteps
 from penstock.engine.engine import Engine
 from penstock.errors import UnusableModel
-from penstock.models import fallback, fallback_states, own_attention
+from penstock.models import fallback, fallback_loader, fallback_states, own_attention
 from penstock.models.bridge import BRIDGE, Bridge, Unfit, attention, mask
 from penstock.models.config import Window
-from penstock.models.fallback import Fallback, fallback_verdict
+from penstock.models.fallback import Fallback
+from penstock.models.fallback_loader import fallback_verdict
 from penstock.models.layer_cache import LayerCache
 from penstock.models.step import Step
 from penstock.parallel.group import Pipeline, TensorGroup
@@ -191,7 +193,8 @@ def test_a_model_that_can_work_is_described_by_its_config_alone(tmp_path: Path) 
     folder = made(tmp_path, "exaone4", num_key_value_heads=2, head_dim=16, sliding_window=24)
     config = json.loads((folder / "config.json").read_text())
     assert fallback_verdict(config, folder) is None
-    examined, engine = fallback.examine(config, folder), engine_of(folder, implementation="transformers")
+    examined = fallback_loader.examine(config, folder)
+    engine = engine_of(folder, implementation="transformers")
     assert examined.config == engine.model.config
     assert examined.parameters == engine.model.parameters
     assert engine.recipe == "transformers"
@@ -235,11 +238,11 @@ def test_the_doctor_knows_the_fallback(tmp_path: Path) -> None:
     change = {"model_type": "cpmant", "architectures": ["CpmAntForCausalLM"]}
     (folder / "config.json").write_text(json.dumps({**SMALL, **change}))
     report = examine(folder, Question())
-    assert any(fallback.NOT_SERVED["cpmant"] in problem for problem in report.problems)
+    assert any(fallback_loader.NOT_SERVED["cpmant"] in problem for problem in report.problems)
     assert (report.architecture, report.recipe, report.fallback) == ("CpmAntForCausalLM", None, False)
 
 
-@pytest.mark.parametrize("model_type", fallback.NOT_SERVED)
+@pytest.mark.parametrize("model_type", fallback_loader.NOT_SERVED)
 def test_what_nobody_has_made_served_is_refused_with_its_reason(model_type: str, tmp_path: Path) -> None:
     from transformers.models.auto import modeling_auto
 
@@ -253,7 +256,7 @@ def test_what_nobody_has_made_served_is_refused_with_its_reason(model_type: str,
     why, *others = verdict.split("; of other versions of it ")
     assert why == (
         f"config.json: unsupported architecture {name}: no recipe serves it, and it cannot be served through transformers: "
-        f"it {fallback.NOT_SERVED[model_type]}"
+        f"it {fallback_loader.NOT_SERVED[model_type]}"
     )
     assert others == (["InklingForCausalLM is served"] if model_type == "inkling2_text" else [])
 
@@ -290,7 +293,7 @@ def test_a_name_that_a_file_has_is_one_line_of_an_error_and_has_an_end() -> None
     configs: list[dict[str, Any]] = [{"architectures": [name]}, {"model_type": name}]
     for config in configs:
         with pytest.raises(UnusableModel) as refused:
-            fallback.refuse_division(config, 2, 1)
+            fallback_loader.refuse_division(config, 2, 1)
         assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
 
 
@@ -307,8 +310,9 @@ def test_a_name_that_a_file_has_is_one_line_of_an_error_and_has_an_end() -> None
 def test_what_computes_something_else_with_the_cache_is_refused(
     model_type: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "ATTENTION_LAYERS", fallback.ATTENTION_LAYERS | {"conv"})
-    monkeypatch.setattr(fallback, "_first_position", lambda body: 0)
+    monkeypatch.setattr(fallback_loader, "ATTENTION_LAYERS", fallback_loader.ATTENTION_LAYERS | {"conv"})
+    for module in (fallback, fallback_loader):
+        monkeypatch.setattr(module, "first_position", lambda body: 0)
     folder = made(tmp_path, model_type, **changes)
     assert "off its own" in refusal(folder, implementation="transformers")
 

@@ -23,7 +23,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import WeakFileLock
 
 from hub_server import Fault, Hub, Repo, etag
-from penstock.hub import client
+from penstock.hub import cache, client, content
+from penstock.hub.request import Request, Unavailable
 
 CONFIG = b'{"model_type": "llama"}'
 # `huggingface_hub` writes in pieces of 10 MiB; only whole pieces can be resumed.
@@ -232,10 +233,10 @@ class Server:
     """One of two, each a thread here, that fetch the same file into one cache."""
 
     hub: Hub
-    request: client.Request
+    request: Request
 
     def fetch(self) -> None:
-        client.fetch_resumable(self.request, "a" * 40, "model.safetensors")
+        content.fetch_resumable(self.request, "a" * 40, "model.safetensors")
 
     def begin(self) -> tuple[Thread, Path]:
         """The hub's answer stops after a piece. It ends, and the rest is asked for, with `end`."""
@@ -251,7 +252,7 @@ class Server:
         for thread in threads:
             thread.ended()
         (blob,) = (self.request.storage / "blobs").iterdir()
-        assert blob.name == client.sha256(blob)
+        assert blob.name == content.sha256(blob)
 
     def transfers(self) -> list[str | None]:
         return [seen.range for seen in self.hub.seen if seen.method == "GET" and "/content/" in seen.path]
@@ -283,14 +284,14 @@ class Thread(threading.Thread):
 def on_network(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """A cache on a file system whose locks say nothing of other machines."""
     use_in_process(machine.hub, monkeypatch)
-    monkeypatch.setattr(client, "has_binding_locks", lambda _: False)
-    monkeypatch.setattr(client, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(content, "has_binding_locks", lambda _: False)
+    monkeypatch.setattr(content, "TURN_SECONDS", 0.01)
 
     def own_file(blob: Path) -> Path:
-        return blob.with_name(f"{blob.name}.{threading.current_thread().name}{client.UNFINISHED}")
+        return blob.with_name(f"{blob.name}.{threading.current_thread().name}{content.UNFINISHED}")
 
-    monkeypatch.setattr(client, "own_file", own_file)
-    return Server(machine.hub, client.Request("owner/model", None, tmp_path / "hub"))
+    monkeypatch.setattr(content, "own_file", own_file)
+    return Server(machine.hub, Request("owner/model", None, tmp_path / "hub"))
 
 
 def test_where_locks_bind_nobody_a_server_waits_for_the_one_that_fetches(
@@ -315,14 +316,14 @@ def test_a_server_that_was_silent_for_long_and_lives_is_no_loss(
     first, partial = on_network.begin()
     os.utime(partial, (1, 1))
     if is_first_to_end:  # of what the second has taken over, before it has all
-        fetch_rest, taken, go_on = client.fetch_rest, threading.Event(), threading.Event()
+        fetch_rest, taken, go_on = content.fetch_rest, threading.Event(), threading.Event()
 
         def waits(*given: Any) -> int:
             taken.set()
             assert go_on.wait(60)
             return fetch_rest(*given)
 
-        monkeypatch.setattr(client, "fetch_rest", waits)
+        monkeypatch.setattr(content, "fetch_rest", waits)
         second = Thread(on_network.fetch)
         assert taken.wait(60) and not partial.exists()
         assert on_network.hub.hold is not None
@@ -346,7 +347,7 @@ def test_a_lock_that_cannot_be_had_is_not_waited_for_for_ever(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuses)
-    monkeypatch.setattr(client, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(content, "QUIET_SECONDS", 0.5)
     blob = on_network.request.storage / "blobs" / etag(WEIGHTS)
     blob.parent.mkdir(parents=True)
     blob.with_name(f"{blob.name}.penstock.lock").write_text("4711\nanother-host\n")
@@ -372,9 +373,9 @@ def test_locks_bind_everybody_on_disks_of_the_machine_only() -> None:
         ("/data/own disk/hub", "xfs"),
         ("/scratch/hub", "lustre"),
     ):
-        assert client.file_system(Path(place), mounts) == found
-    assert client.file_system(Path("/data"), "") == ""
-    assert "xfs" in client.DISKS and not {"nfs4", "lustre", ""} & client.DISKS
+        assert content.file_system(Path(place), mounts) == found
+    assert content.file_system(Path("/data"), "") == ""
+    assert "xfs" in content.DISKS and not {"nfs4", "lustre", ""} & content.DISKS
 
 
 def test_a_revision_is_a_branch_or_a_commit(machine: Machine) -> None:
@@ -428,9 +429,10 @@ def test_what_goes_wrong_in_chunks_is_said_in_a_line(
     def fails(*_: Any, local_files_only: bool = False, **__: Any) -> str:
         raise LocalEntryNotFoundError("no") if local_files_only else kind(said)
 
-    monkeypatch.setattr(client, "snapshot_download", fails)
-    request = client.Request("o/n", None, tmp_path)
-    with pytest.raises(client.Unavailable) as failed:
+    for module in (client, cache):
+        monkeypatch.setattr(module, "snapshot_download", fails)
+    request = Request("o/n", None, tmp_path)
+    with pytest.raises(Unavailable) as failed:
         client.obtain(request, lambda request: client.snapshot(request, "a" * 40, ["config.json"]))
     assert told in str(failed.value)
 
@@ -592,13 +594,13 @@ def test_a_file_too_large_for_plain_http_is_said_in_a_line(
     """`huggingface_hub` raises a ValueError of one above 50 GB, which a mirror does not keep in chunks."""
     monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(WEIGHTS) - 1)
     use_in_process(machine.hub, monkeypatch)
-    request = client.Request("owner/model", None, tmp_path)
+    request = Request("owner/model", None, tmp_path)
 
-    def bring(request: client.Request) -> Path:
-        client.fetch_resumable(request, "a" * 40, "model.safetensors")
+    def bring(request: Request) -> Path:
+        content.fetch_resumable(request, "a" * 40, "model.safetensors")
         raise AssertionError("it came")
 
-    with pytest.raises(client.Unavailable, match=r"failed \(model.safetensors: The file is too large"):
+    with pytest.raises(Unavailable, match=r"failed \(model.safetensors: The file is too large"):
         client.obtain(request, bring)
 
 
@@ -793,7 +795,7 @@ def test_files_that_an_interrupted_download_finished_need_no_room(
 
     use_in_process(machine.hub, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000))
-    request = client.Request("owner/sharded", None, tmp_path / "hub")
+    request = Request("owner/sharded", None, tmp_path / "hub")
     folder = client.complete(request, client.begin(request), lambda _: [])
     assert all((folder / name).read_bytes() == content for name, content in shards.items())
     assert machine.hub.bodies() == ["model-00002-of-00002.safetensors"]
@@ -820,8 +822,8 @@ def use_in_process(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_library_left_is_removed_where_nobody_can_be_writing_to_it(
     on_disk: bool, age: int, held: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "has_binding_locks", lambda _: on_disk)
-    request = client.Request("owner/model", None, tmp_path)
+    monkeypatch.setattr(cache, "has_binding_locks", lambda _: on_disk)
+    request = Request("owner/model", None, tmp_path)
     blobs, locks = request.storage / "blobs", tmp_path / ".locks" / "models--owner--model"
     blobs.mkdir(parents=True)
     locks.mkdir(parents=True)
@@ -832,7 +834,7 @@ def test_what_the_library_left_is_removed_where_nobody_can_be_writing_to_it(
         file.write_bytes(b"part")
         os.utime(file, (time.time() - age,) * 2)
     with WeakFileLock(locks / f"{content if held else '1' * 64}.lock"):
-        client.remove_abandoned(request)
+        cache.remove_abandoned(request)
     assert left.exists() == stays
     assert all(file.exists() for file in kept)
 
@@ -842,14 +844,14 @@ def test_what_the_library_writes_to_has_the_name_and_the_lock_that_are_looked_fo
 ) -> None:
     """Those of the version that is installed."""
     use_in_process(machine.hub, monkeypatch)
-    monkeypatch.setattr(client, "has_binding_locks", lambda _: True)
-    request = client.Request("owner/model", None, tmp_path / "hub")
+    monkeypatch.setattr(cache, "has_binding_locks", lambda _: True)
+    request = Request("owner/model", None, tmp_path / "hub")
     written: list[Path] = []
     fetch = file_download.http_get
 
     def looked_at(url: str, temp_file: Any, **rest: Any) -> None:
         written.append(Path(temp_file.name))
-        client.remove_abandoned(request)
+        cache.remove_abandoned(request)
         assert written[-1].exists()
         fetch(url, temp_file, **rest)
 
@@ -867,11 +869,11 @@ def test_what_the_library_writes_to_has_the_name_and_the_lock_that_are_looked_fo
     ("number", "says"), [(errno.EACCES, f"user {os.geteuid()}"), (errno.EROFS, "nobody can write there")]
 )
 def test_a_cache_that_this_user_may_not_write_is_named_with_the_user(number: int, says: str) -> None:
-    def bring(request: client.Request) -> Path:
+    def bring(request: Request) -> Path:
         raise OSError(number, os.strerror(number), "/data/models--owner--model")
 
-    with pytest.raises(client.Unavailable) as failure:
-        client.obtain(client.Request("owner/model", None, Path("/data")), bring)
+    with pytest.raises(Unavailable) as failure:
+        client.obtain(Request("owner/model", None, Path("/data")), bring)
     line = str(failure.value)
     assert "/data/models--owner--model" in line and says in line and "--huggingface-hub-cache" in line
 
@@ -883,15 +885,15 @@ def test_a_cache_that_cannot_be_written_is_served_as_it_is(
     """A volume for reading only, where somebody has pushed to the model since."""
     folder = machine.run("owner/model").folder
 
-    def bring(request: client.Request) -> Path:
+    def bring(request: Request) -> Path:
         raise OSError(number, os.strerror(number), str(request.storage / "snapshots" / ("b" * 40)))
 
-    request = client.Request("owner/model", None, folder.parents[2])
+    request = Request("owner/model", None, folder.parents[2])
     assert client.obtain(request, bring) == folder
     warning = json.loads(capsys.readouterr().out)
     assert warning["level"] == "WARN" and folder.name in warning["message"]
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(client.Unavailable, match=r"cannot be kept in|the disk is full") as failure:
+    with pytest.raises(Unavailable, match=r"cannot be kept in|the disk is full") as failure:
         client.obtain(request, bring)
     assert "using the cached" not in str(failure.value)
 

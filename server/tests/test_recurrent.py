@@ -13,7 +13,8 @@ from torch import Tensor
 import checkpoints
 from client import Worker, make_plan, row, sampled
 from driver import Driver
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.doctor.report import as_text
 from penstock.engine.cache_size import count_draft_states, count_pages, count_snapshots
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, SAMPLE, START, Plan, greedy_starts

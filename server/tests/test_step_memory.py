@@ -17,7 +17,8 @@ import checkpoints
 import penstock_kernels as ops
 from client import DEVICE, row
 from held_memory import META, HeldMemory, Unlaunched, most_held
-from penstock.doctor import examination
+from penstock.doctor.memory import step_bytes
+from penstock.doctor.question import Question
 from penstock.doctor.report import Report
 from penstock.engine import device_pages, preparation, step_memory
 from penstock.engine.cache_size import GIB
@@ -182,7 +183,7 @@ def test_nothing_is_planned_for_each_key_where_a_kernel_reads_pages(as_with_kern
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_doctor_plans_what_the_worker_plans(name: str, exact: bool, as_with_kernels: None) -> None:
     shape = shape_of(name)
-    question = examination.Question(deterministic=exact)
+    question = Question(deterministic=exact)
     engine: Any = SimpleNamespace(
         model=SimpleNamespace(config=shape, weights=list),
         native=None,
@@ -192,7 +193,7 @@ def test_the_doctor_plans_what_the_worker_plans(name: str, exact: bool, as_with_
         group=ALONE,
     )
     for longest in (4096, 32768):
-        told = examination.step_bytes(shape, BF16, CUDA, longest, question, Report("", "", None))
+        told = step_bytes(shape, BF16, CUDA, longest, question, Report("", "", None))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(preparation, "packed_matrices", lambda model: [])
             assert preparation._step_bytes(engine, SLOTS, TOKENS, longest, DRAFTS) == told

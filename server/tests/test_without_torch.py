@@ -21,7 +21,8 @@ import checkpoints
 import encoder_decoders
 from client import DEVICE, Worker, mask_of, row, sampled
 from penstock import tiny
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.hub import kimi
 from penstock.hub.tokenizer import Unconvertible, convert, obtain
 from penstock.loading import host

@@ -1,6 +1,5 @@
 // What operations have to be: whatever contradicts itself is refused when a program is made, in one line.
 #include <algorithm>
-#include <stdexcept>
 
 #include "program.h"
 
@@ -14,10 +13,6 @@ constexpr int kMostByteInputs = 1 << 16;
 // Of a route, and of a recurrent layer: what their memory holds.
 constexpr int kMostExperts = 4096, kMostPerToken = 64, kMostGroups = 256;
 constexpr int kMostKernel = 8, kMostPast = 24, kMostKeyDim = 384;
-
-std::invalid_argument wrong(const std::string &what) {
-    return std::invalid_argument(what);
-}
 
 }  // namespace
 

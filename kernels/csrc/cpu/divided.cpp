@@ -3,20 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
 #include <utility>
 
 #include "program.h"
 
 namespace penstock {
-
-namespace {
-
-std::invalid_argument wrong(const std::string &what) {
-    return std::invalid_argument(what);
-}
-
-}  // namespace
 
 void Program::throw_lost() {
     throw RankLost("another rank of the model has ended");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,11 @@ namespace penstock {
 // Rows up to which a norm is computed by every thread for itself, into memory of its own: that is shorter than a
 // barrier.
 constexpr int64_t kRowsOfOwn = 4;
+
+// What operations, steps and callers are refused with that contradict themselves; one line.
+inline std::invalid_argument wrong(const std::string &what) {
+    return std::invalid_argument(what);
+}
 
 // Of the first cache, and of memory.
 constexpr int64_t kLine = 64, kPage = 4096;

@@ -17,8 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock_kernels.gpu.first_use import agrees, relative_error
-from penstock_kernels.recurrence import Run, StateMetadata
-from penstock_kernels.scan import NO_EXPONENT
+from penstock_kernels.recurrence import NO_EXPONENT, Run, StateMetadata
 
 # Numbers of states that a program has, by reasoning (not measured): a walk takes as long as one token does, times tokens, so that programs are
 # small and many. Of Mamba's states (8,192 channels of 16) each thread has 8, and one sequence is 512 warps, a warp for each of the 528

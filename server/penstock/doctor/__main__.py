@@ -15,9 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock import tiny
-from penstock.doctor.examination import Question, examine
+from penstock.doctor.examination import examine
+from penstock.doctor.question import Question
 from penstock.doctor.report import Report, as_json, as_text
 from penstock.hub import client
+from penstock.hub.cache import cache_folder
+from penstock.hub.outline import outline
+from penstock.hub.request import Begun, Request, Unavailable
 
 
 def main() -> int:
@@ -82,10 +86,10 @@ def look_at(arguments: argparse.Namespace, question: Question) -> Report:
                 revision = arguments.speculate_model_revision
                 try:
                     draft = find(Path(drafts), drafts, revision, arguments, Path(into) / "draft")
-                except client.Unavailable as error:
-                    raise client.Unavailable(f"--speculate-model: {error}") from error
+                except Unavailable as error:
+                    raise Unavailable(f"--speculate-model: {error}") from error
                 question = replace(question, draft=draft.files)
-        except client.Unavailable as error:
+        except Unavailable as error:
             return Report(
                 model=named or "the model that ships",
                 num_shard=question.shards,
@@ -119,22 +123,22 @@ class Found:
 def find(
     folder: Path, named: str | None, revision: str | None, arguments: argparse.Namespace, into: Path
 ) -> Found:
-    """The files in `folder`, or else those of a model on the hub. Raises client.Unavailable."""
+    """The files in `folder`, or else those of a model on the hub. Raises Unavailable."""
     if folder.is_dir():
         return Found(folder, folder)
     assert named is not None, "the model that ships is a folder"
-    cache = client.cache_folder(arguments.cache_dir, named)
-    request = client.Request(named, revision, cache, trusted=arguments.trust_remote_code)
+    cache = cache_folder(arguments.cache_dir, named)
+    request = Request(named, revision, cache, trusted=arguments.trust_remote_code)
     client.keep_xet_in(cache)
     client.keep_libraries_quiet()
     said = io.StringIO()  # lines for the launcher
-    begun: client.Begun | None = None
+    begun: Begun | None = None
 
-    def bring(request: client.Request) -> Path:
+    def bring(request: Request) -> Path:
         nonlocal begun
         begun = client.begin(request)
         into.mkdir()
-        client.outline(request, begun, into)
+        outline(request, begun, into)
         return into
 
     with redirect_stdout(said):

@@ -7,23 +7,22 @@ before the host has seen this one's result; what a slot sampled last stays on th
 
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.engine.arrays import Arrays, Event, HostArrays
+from penstock.engine import backend
 from penstock.engine.columns import I64, Bools
 from penstock.engine.draft_trees import DraftTrees
 from penstock.engine.drafter import Drafter
 from penstock.engine.kv_cache import KvCache, numbers_of
+from penstock.engine.launched import Launched, PromptAnswers, Unsampled, Verdict
 from penstock.engine.logits_indices import LogitsIndices
-from penstock.engine.native_encoder_decoder_steps import NativeEncoderDecoderSteps
 from penstock.engine.native_repeats import Repeats
 from penstock.engine.native_run import NativeRun
 from penstock.engine.native_sampling import NativeSampler
-from penstock.engine.native_steps import NativeSteps
 from penstock.engine.plan import (
     CONTINUE,
     MASKED,
@@ -35,9 +34,10 @@ from penstock.engine.plan import (
     MaskColumns,
     Plan,
 )
-from penstock.engine.slot_sampling import NO_SAMPLES, Drafts, Masks, Sampled, SlotSampling
+from penstock.engine.slot_sampling import Drafts, Masks, Sampled
 from penstock.engine.slots import Limits, SlotTable
 from penstock.engine.state_cache import StateCache, starting
+from penstock.engine.step_memory import PROMPT_LOGITS_AT_ONCE
 from penstock.engine.tables import BLOCK_SIZE, Tables, divide
 from penstock.engine.threads import KINDS, Threads
 from penstock.models.cache_format import FORMATS
@@ -48,8 +48,6 @@ from penstock.models.native import NativeModel, tell
 from penstock.models.packed_cache import PackedCache
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock.proto import penstock_pb2 as pb
-from penstock.telemetry import log
-from penstock_kernels.gpu.choice import may_record_graphs, unwritable_cache, why_not
 from penstock_kernels.program import Array
 from penstock_kernels.run import MOST_MADE, Inbox, Pause
 
@@ -58,88 +56,12 @@ if TYPE_CHECKING:
     from penstock.engine.spans import StepSpans
     from penstock.engine.step_graphs import StepGraphs
 
-# Prompt positions whose logits exist at once, when their log probabilities are wanted.
-PROMPT_LOGITS_AT_ONCE = 64
-
 # Rows of every product where results may not depend on how many there are: enough to be worth a call for a
 # prompt, and few enough that a lone decode does not pay for many.
 TILE = 16
 
 NOT_NUMBERS = "the model produced logits that are not numbers"
 NOTHING_LEFT = "grammar, logit bias and min_tokens together forbid every token"
-
-
-class StepMaker(Protocol):
-    """From plans to what a model's forward pass reads."""
-
-    def make(self, plan: Plan, last_sampled: Array) -> tuple[LogitsIndices, Any]:
-        """Of a plan that `SlotTable.apply` has accepted; `last_sampled` has the last token of every slot."""
-
-    def clear(self) -> None:
-        """Forgets the last step."""
-
-
-@dataclass(slots=True)
-class PromptAnswers:
-    """Of the P entries of a plan's `prompt_targets`."""
-
-    logprobs_P: Array
-    top_counts: I64  # (P,) on the host: alternatives wanted of each
-    top_tokens_PN: Array | None  # N: the most that one wants; None when none does
-    top_logprobs_PN: Array | None
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step whose work has been given to the device. What was computed is on the host once `done` is reached."""
-
-    plan: Plan
-    sampled: Sampled | None
-    prompt: PromptAnswers | None
-    done: Event | None
-    prepare_ns: int
-    forward_ns: int
-    sample_ns: int
-    began: int = 0  # in nanoseconds since 1970, where the step's span is wanted
-    # The model has run, and the masks for sampling are awaited.
-    unsampled: "Unsampled | Repeats | None" = None
-    rows_S: I64 = field(default_factory=lambda: NO_SAMPLES)  # of the plan, of each that `sampled` has
-    # What became of drafts, of a step that was not taken in one call; None: it has none, or another stage knows.
-    verdict: "Verdict | None" = None
-    accepted_V: I64 | None = None  # drafts, of each row that has some; `sampled` has only what follows those
-    draft_ns: int = 0  # of the drafter
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What became of a step's drafts. On the host once the step is done."""
-
-    indices: LogitsIndices
-    drafts: Drafts
-    accepted_R: Array  # of each row that samples
-    kept_S: Array | None  # of a plan with trees: samples behind accepted drafts, or none
-
-    def is_kept_S(self) -> Bools:
-        """Whether each sample is behind accepted drafts, or none."""
-        if self.kept_S is not None:
-            return np.asarray(self.kept_S, np.bool_)
-        kept: Bools = self.drafts.offsets_S <= np.asarray(self.accepted_R)[self.drafts.rows_S]
-        return kept
-
-    def accepted_V(self) -> I64:
-        """Drafts, of each row that has some."""
-        accepted: I64 = np.asarray(self.accepted_R)[self.drafts.counts_R > 1]
-        return accepted
-
-
-@dataclass(slots=True)
-class Unsampled:
-    """What sampling needs of a step."""
-
-    indices: LogitsIndices
-    ids_T: Array
-    hidden_TE: Array | None  # None: nobody asks for it
-    logits_SV: Array | None  # of the rows that sample, on the ranks of the last stage
 
 
 class Engine:
@@ -195,7 +117,7 @@ class Engine:
             self.native.cache_format = FORMATS[cache_dtype]
             if cache_dtype != "auto":
                 tell(f"keys and values are held as {cache_dtype}")
-        self.arrays = self._make_arrays()
+        self.arrays = backend.make_arrays(self.native, dtype, device)
         self.packed_cache = packed_cache
         self.deterministic = deterministic
         if deterministic:
@@ -279,7 +201,7 @@ class Engine:
             self.states = StateCache(shapes, *places, self.arrays)
             self.layer_caches = self._layer_caches(self.states)
         self.slots = SlotTable(limits)
-        self.sampler = self._make_sampler()
+        self.sampler = backend.make_sampler(self.native, limits, self.device)
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
         most = max(limits.max_slots + limits.max_step_drafts, PROMPT_LOGITS_AT_ONCE)
         self._logits_SV = self.arrays.empty(most, limits.vocab_size)
@@ -292,8 +214,12 @@ class Engine:
         self._forget_repeats()
         self._run: NativeRun | None = None  # made behind the first step
         self.model.serve_up_to(limits.max_sequence_tokens)
-        self.step_maker = self._make_step_maker()
-        self.graphs = self._make_graphs()
+        where = (self.cache.zero_row, self.dtype, self.device, self.deterministic)
+        self.step_maker = backend.make_step_maker(self.model, self.slots, len(self._logits_SV), *where)
+        if self.device.type == "cuda" and group.everyone.size == 1:
+            place = 0 if self.states is None else self.states.spare_place
+            given = (self.arrays, self.last_sampled, self._logits_SV, place)
+            self.graphs = backend.make_graphs(self.model, self.layer_caches, self.step_maker, *given)
         if self.drafter is not None:
             self.drafter.allocate(self.slots, self.sampler)
         self._prepared = True
@@ -307,73 +233,12 @@ class Engine:
             for number, tensors in zip(numbers, states.layers, strict=True)
         ]
 
-    def _make_arrays(self) -> Arrays:
-        if self.native is not None:
-            return HostArrays()
-        from penstock.engine.torch_arrays import TorchArrays
-
-        if self.device.type == "cuda":
-            if (reason := why_not()) is not None:
-                log(
-                    "WARNING",
-                    f"plain torch computes on the GPU, several times slower than our kernels: {reason}",
-                    progress=True,
-                )
-            elif (unwritable := unwritable_cache()) is not None:
-                log(
-                    "WARNING",
-                    f"kernels are compiled anew at every start: {unwritable} cannot be written (TRITON_CACHE_DIR)",
-                    progress=True,
-                )
-        return TorchArrays(self.dtype, self.device)
-
-    def _make_sampler(self) -> SlotSampling:
-        slots, vocabulary = self.limits.max_slots, self.limits.vocab_size
-        if self.native is not None:
-            return NativeSampler(slots, vocabulary, self.native)
-        from penstock.engine.sampling import Sampler
-
-        return Sampler(slots, vocabulary, self.device, self.limits.max_step_drafts)
-
     def _most_threads(self) -> int:
         if self.native is not None:
             return self.native.threads
         import torch
 
         return torch.get_num_threads()
-
-    def _make_step_maker(self) -> StepMaker:
-        if self.native is not None:
-            limits = self.limits
-            self.native.reserve(limits.max_step_tokens, len(self._logits_SV), limits.max_sequence_tokens)
-            if self.has_encoder:
-                return NativeEncoderDecoderSteps(self.slots)
-            return NativeSteps(self.slots, self.native.narrows)
-        from penstock.engine.decoder_steps import DecoderSteps
-        from penstock.engine.encoder_decoder_metadata import EncoderDecoderSteps
-
-        where = (self.slots, self.cache.zero_row, self.dtype, self.device, self.deterministic)
-        return EncoderDecoderSteps(*where) if self.has_encoder else DecoderSteps(self.model, *where)
-
-    def _make_graphs(self) -> "StepGraphs | None":
-        """Steps that are launched at once, where a GPU runs a decoder of ours by itself."""
-        if self.device.type != "cuda" or self.group.everyone.size > 1 or not may_record_graphs():
-            return None
-        from penstock.engine.decoder_steps import DecoderSteps
-        from penstock.engine.step_graphs import StepGraphs
-        from penstock.models.decoder import Decoder
-
-        steps = self.step_maker
-        if not isinstance(self.model, Decoder) or not isinstance(steps, DecoderSteps) or steps.pages is None:
-            return None
-        place = 0 if self.states is None else self.states.spare_place
-        where = (self.last_sampled, self._logits_SV, place)
-        try:
-            with self.arrays.computing():
-                return StepGraphs(self.model, self.layer_caches, steps, steps.pages, *where)
-        except RuntimeError as error:  # out of memory, or something in the model that cannot be recorded
-            log("WARNING", f"steps are not recorded as graphs, and take longer: {error}", progress=True)
-            return None
 
     def release(self) -> None:
         """Gives back what `allocate` made."""

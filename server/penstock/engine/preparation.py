@@ -22,12 +22,12 @@ from penstock.engine.cache_size import (
     state_places_bytes,
 )
 from penstock.engine.drafter import FLAG
-from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE, Engine
+from penstock.engine.engine import Engine
 from penstock.engine.kv_cache import numbers_of, page_bytes
 from penstock.engine.plan import CONTINUE, NO_SNAPSHOT, OWN_DRAFTS, SAMPLE, START, Plan, greedy_starts
 from penstock.engine.slots import Limits
 from penstock.engine.state_cache import state_bytes
-from penstock.engine.step_memory import torch_step_bytes
+from penstock.engine.step_memory import PROMPT_LOGITS_AT_ONCE, torch_step_bytes
 from penstock.engine.tables import BLOCK_SIZE, Tables
 from penstock.engine.warm_up import warm_up
 from penstock.errors import TooLittleMemory

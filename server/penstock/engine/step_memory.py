@@ -8,13 +8,15 @@ holds it. Must not import torch, but for a GPU.
 from typing import Any
 
 import penstock_kernels as ops
-from penstock.engine.engine import PROMPT_LOGITS_AT_ONCE
 from penstock.engine.tables import BLOCK_SIZE, divide
 from penstock.models.config import DecoderConfig, HeadBlockIndexConfig
 from penstock.models.model import ModelConfig
 
 # Of the CPU engine: keys and queries of a part of attention, and bytes that a thread computes in.
 SPLIT, TILE, SCRATCH = 256, 16, 1 << 20
+
+# Prompt positions whose logits exist at once, when their log probabilities are wanted.
+PROMPT_LOGITS_AT_ONCE = 64
 
 # Logits of which bias, penalties, masks and truncation are computed at once, by device, unless one row has more: what is made of them on the
 # way is so many times as large. A GPU is launched less often.

@@ -3,7 +3,7 @@
 transformers lets a program name an attention function and the mask function that goes with it. Ours makes masks that
 hold no numbers, only what they mean, and attends to the pages that the step's metadata names. A forward pass is
 traced once before it is served: what each call of attention asks for is written down, and a model that asks for
-anything that is not known here is refused. Used by `penstock.models.fallback`. Letters as in `decoder`.
+anything that is not known here is refused. Used by `penstock.models.fallback` and its loader. Letters as in `decoder`.
 """
 
 from collections.abc import Callable, Iterator

@@ -46,9 +46,9 @@ def load(
     elif not quantize:
         quantizer = native_choice.published(config, shape, dtype, device, group, threads)
     if shape is None:
-        from penstock.models import fallback
+        from penstock.models import fallback_loader
 
-        return fallback.RECIPE, fallback.load(config, folder, dtype, device, group, trusted)
+        return fallback_loader.RECIPE, fallback_loader.load(config, folder, dtype, device, group, trusted)
     name = recipes.served_architecture(config)
     runs = native_choice.instruction_set(shape, dtype, device, group)
     entry = None

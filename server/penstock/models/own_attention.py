@@ -1,7 +1,7 @@
 """Models of transformers that compute attention by themselves, or with a mask of their own, not as the interface that `bridge` fills has it.
 
 Of each such class it is said here how its queries, keys and values are made; attention itself is then the bridge's. Whether that
-is what the model computes is seen at each start, by the self-check. Used by `penstock.models.fallback`.
+is what the model computes is seen at each start, by the self-check. Used by `penstock.models.fallback_loader`.
 """
 
 import inspect

@@ -1,0 +1,84 @@
+"""Which files of a repository Penstock needs. Says it by their names, before anything is fetched, and refuses what lacks one.
+
+Called while a download begins, and of snapshots that are there. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection
+from pathlib import Path
+
+from penstock import quantization
+from penstock.errors import UnusableModel
+from penstock.hub.request import Request, Unavailable
+from penstock.hub.tokenizer import SOURCES, why_none
+from penstock.loading.model_files import (
+    CONFIG,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    SINGLE,
+    read_index,
+    why_no_config,
+)
+from penstock.loading.model_files import choose as choose_weights
+
+REQUIRED = (CONFIG,)
+TOKENIZER = "tokenizer.json"
+# Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
+OPTIONAL = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    *quantization.BESIDE,
+)
+
+
+def check_small(names: Collection[str], request: Request) -> None:
+    """Refuses a repository that lacks what every model needs beside its weights."""
+    for name in REQUIRED:
+        if name not in names:
+            raise Unavailable(f"the model {request.repo} has no {name}{why_no_config(names)}")
+    if TOKENIZER not in names and not older_tokenizer(names):
+        raise Unavailable(
+            f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of{why_none(names)}"
+        )
+
+
+def choose(names: Collection[str], request: Request) -> tuple[str, bool]:
+    """What leads to the weights, and whether they are pickled. Refuses a repository that has none that are served."""
+    try:
+        return choose_weights(names, request.trusted)
+    except UnusableModel as error:
+        raise Unavailable(f"the model {request.repo} has {error}") from error
+
+
+def is_small(name: str) -> bool:
+    return name in (*REQUIRED, TOKENIZER, INDEX) or any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in OPTIONAL
+    )
+
+
+def is_code(name: str) -> bool:
+    return name.endswith(".py") and "/" not in name
+
+
+def older_tokenizer(names: Collection[str]) -> list[str]:
+    """The files that `penstock.hub.tokenizer` can make a tokenizer.json of; none when something is missing."""
+    return next((list(files) for files in SOURCES if all(name in names for name in files)), [])
+
+
+def weight_files(folder: Path, leads: str) -> list[str]:
+    """The files that hold the weights, of which `leads` is the only one or the index."""
+    if leads in (SINGLE, PICKLE):
+        return [leads]
+    try:
+        shards = read_index(folder / leads, ".bin" if leads == PICKLE_INDEX else ".safetensors")
+    except UnusableModel as error:
+        raise Unavailable(f"the model does not say which files hold its weights: {error}") from error
+    return sorted(set(shards.values()))
