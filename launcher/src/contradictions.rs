@@ -152,7 +152,10 @@ mod tests {
     fn a_machine_without_a_gpu_is_known_by_its_devices() {
         let devices = tempfile::tempdir().unwrap();
         let line = check_device(Some("cuda:1"), devices.path()).unwrap_err();
-        assert!(line.starts_with("--device: there is no cuda:1 on this machine") && line.contains("--gpus all"), "{line}");
+        assert!(
+            line.starts_with("--device: there is no cuda:1 on this machine") && line.contains("--gpus all"),
+            "{line}"
+        );
         for device in [None, Some("cpu")] {
             assert_eq!(check_device(device, devices.path()), Ok(()));
         }

@@ -478,7 +478,9 @@ fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
 fn check_cache_dtype(worker: &WorkerArgs) -> Result<(), String> {
     match worker.kv_cache_dtype.as_deref() {
         Some(given) if !given.is_empty() && CACHE_DTYPES.iter().all(|(name, _)| *name != given) => {
-            Err(format!("--kv-cache-dtype (KV_CACHE_DTYPE) must be auto, bfloat16, int8, fp8_e4m3fn or fp8_e5m2. Given: {given}"))
+            Err(format!(
+                "--kv-cache-dtype (KV_CACHE_DTYPE) must be auto, bfloat16, int8, fp8_e4m3fn or fp8_e5m2. Given: {given}"
+            ))
         }
         _ => Ok(()),
     }

@@ -9,29 +9,50 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Flags of vLLM, SGLang and llama.cpp by which people begin, and what is here in their place. docs/from-others.md has the same as a table.
 const ELSEWHERE: &[(&[&str], &str)] = &[
-    (&["--model", "--model-path", "--hf-repo", "-m"], "a model is named by --model-id: a folder with safetensors files, or owner/name"),
+    (
+        &["--model", "--model-path", "--hf-repo", "-m"],
+        "a model is named by --model-id: a folder with safetensors files, or owner/name",
+    ),
     (&["--served-model-name", "--alias"], "leave it out: a request may name the model as it likes"),
     (&["--host"], "it is --hostname here"),
     (&["--max-model-len", "--context-length", "--ctx-size", "-c"], "it is --max-total-tokens here"),
     (&["--tensor-parallel-size", "--tp-size", "--tp"], "it is --num-shard here"),
     (&["--pipeline-parallel-size", "--pp-size"], "it is --pipeline-parallel here"),
     (&["--gpu-memory-utilization", "--mem-fraction-static"], "it is --memory-fraction here"),
-    (&["--max-num-seqs", "--max-running-requests", "--parallel"], "it is --max-batch-size here; --max-concurrent-requests bounds who waits as well"),
-    (&["--max-num-batched-tokens", "--chunked-prefill-size", "--batch-size"], "it is --max-batch-prefill-tokens here"),
+    (
+        &["--max-num-seqs", "--max-running-requests", "--parallel"],
+        "it is --max-batch-size here; --max-concurrent-requests bounds who waits as well",
+    ),
+    (
+        &["--max-num-batched-tokens", "--chunked-prefill-size", "--batch-size"],
+        "it is --max-batch-prefill-tokens here",
+    ),
     (&["--quantization"], "it is --quantize here; a checkpoint says itself how it is quantized"),
     (&["--cache-type-k", "--cache-type-v"], "it is --kv-cache-dtype here, for keys and values alike"),
     (&["--threads"], "it is --worker-threads here"),
     (&["--n-gpu-layers", "--gpu-layers"], "a model is on one device as a whole: --device"),
     (&["--download-dir"], "it is --huggingface-hub-cache here"),
-    (&["--chat-template", "--chat-template-file"], "--tokenizer-config-path names a file whose `chat_template` is used"),
-    (&["--enable-auto-tool-choice", "--jinja"], "leave it out: tools are called as the chat template says, or --tool-call-parser"),
+    (
+        &["--chat-template", "--chat-template-file"],
+        "--tokenizer-config-path names a file whose `chat_template` is used",
+    ),
+    (
+        &["--enable-auto-tool-choice", "--jinja"],
+        "leave it out: tools are called as the chat template says, or --tool-call-parser",
+    ),
     (&["--enable-prefix-caching", "--enable-chunked-prefill"], "leave it out: it is always on"),
-    (&["--speculative-config", "--num-speculative-tokens", "--draft-max"], "it is --speculate here, with --speculate-model for a draft model"),
+    (
+        &["--speculative-config", "--num-speculative-tokens", "--draft-max"],
+        "it is --speculate here, with --speculate-model for a draft model",
+    ),
     (&["--model-draft"], "it is --speculate-model here"),
     (&["--ssl-certfile", "--ssl-cert-file"], "it is --tls-cert here"),
     (&["--ssl-keyfile", "--ssl-key-file"], "it is --tls-key here"),
     (&["--allowed-origins"], "it is --cors-allow-origin here"),
-    (&["--enable-lora", "--lora-modules", "--lora"], "adapters cannot be loaded yet: merge them into the model's weights"),
+    (
+        &["--enable-lora", "--lora-modules", "--lora"],
+        "adapters cannot be loaded yet: merge them into the model's weights",
+    ),
 ];
 
 /// Words of Rust's standard library and of clap, and what they mean.
@@ -78,7 +99,11 @@ pub fn plainer(error: &clap::Error) -> Option<String> {
 fn of_word(word: &str, command: &Command) -> Vec<String> {
     if word.starts_with('-') {
         let known = ELSEWHERE.iter().find(|(names, _)| names.contains(&word));
-        return known.filter(|(_, tip)| has_all(command, tip)).map(|(_, tip)| (*tip).to_owned()).into_iter().collect();
+        return known
+            .filter(|(_, tip)| has_all(command, tip))
+            .map(|(_, tip)| (*tip).to_owned())
+            .into_iter()
+            .collect();
     }
     if ["true", "false"].contains(&word) {
         return vec![format!("a switch takes no value: leave {word} out, or set its variable")];
@@ -101,12 +126,18 @@ fn has_all(command: &Command, tip: &str) -> bool {
 }
 
 /// Of a value that no word of the command line has: which variable it is of. `shown`: the flag, as clap shows it.
-fn of_variable(error: &clap::Error, shown: &str, command: &Command, arguments: &[OsString]) -> Option<String> {
+fn of_variable(
+    error: &clap::Error,
+    shown: &str,
+    command: &Command,
+    arguments: &[OsString],
+) -> Option<String> {
     let flag = shown.split_whitespace().next()?.strip_prefix("--")?;
     let variable = command.get_arguments().find(|argument| argument.get_long() == Some(flag))?.get_env()?;
     let alone = command.clone().mut_args(|argument| argument.env(Resettable::Reset));
     let again = alone.try_get_matches_from(arguments).err();
-    let given = again.is_some_and(|again| again.get(ContextKind::InvalidArg) == error.get(ContextKind::InvalidArg));
+    let given =
+        again.is_some_and(|again| again.get(ContextKind::InvalidArg) == error.get(ContextKind::InvalidArg));
     (!given).then(|| format!("the value is that of the environment variable {}", variable.to_string_lossy()))
 }
 

@@ -229,7 +229,9 @@ fn refusal(headers: &HeaderMap) -> ApiError {
     // The first three words are OpenAI's: LiteLLM looks for them.
     let text = match key(headers) {
         _ if !is_sent => "an API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
-        None => "Incorrect API key provided: it is sent once, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+        None => {
+            "Incorrect API key provided: it is sent once, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        }
         Some(_) => "Incorrect API key provided: it is not valid here",
     };
     ApiError::new(Cause::Unauthorized, text)

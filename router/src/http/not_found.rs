@@ -42,7 +42,8 @@ fn instead_of(path: &str) -> Option<Cow<'static, str>> {
 
 /// The route that a path ends with, or is the end of: a client's address has `/v1` twice or not at all, or a slash at its end.
 fn meant(path: &str) -> Option<&'static str> {
-    let routes = ROUTES.iter().map(|route| route.path).filter(|route| route.len() > 1 && !route.contains('{'));
+    let routes =
+        ROUTES.iter().map(|route| route.path).filter(|route| route.len() > 1 && !route.contains('{'));
     let routes = routes.filter(|route| !route.starts_with("/v2"));
     let ends = |whole: &str, end: &str| end.len() > 1 && end.starts_with('/') && whole.ends_with(end);
     routes.filter(|route| ends(path, route) || ends(route, path)).max_by_key(|route| route.len())
@@ -67,7 +68,17 @@ mod tests {
         ] {
             assert_eq!(instead_of(path).as_deref(), Some(&*format!("ask {route}")), "{path}");
         }
-        for path in ["/nope", "//", "/v1", "/v1/", "/docs2", "/v2/nope", "/live", "/generate/nope", "/v1/audio/speech"] {
+        for path in [
+            "/nope",
+            "//",
+            "/v1",
+            "/v1/",
+            "/docs2",
+            "/v2/nope",
+            "/live",
+            "/generate/nope",
+            "/v1/audio/speech",
+        ] {
             assert_eq!(instead_of(path), None, "{path}");
         }
     }

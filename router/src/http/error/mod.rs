@@ -182,7 +182,8 @@ impl ApiError {
 
     /// No LoRA adapter can be loaded yet, so that any is unknown.
     pub fn unknown_adapter(given: &str) -> Self {
-        let nowhere = "names no loaded adapter, and none can be loaded yet: merge it into the model's weights";
+        let nowhere =
+            "names no loaded adapter, and none can be loaded yet: merge it into the model's weights";
         Self::invalid("adapter_id", nowhere).given(given)
     }
 
