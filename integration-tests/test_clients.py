@@ -256,6 +256,9 @@ def test_an_example_works(name: str, servers: Mapping[str, str], tmp_path: Path)
     print(run.stdout, run.stderr)
     assert run.returncode == 0
     assert run.stdout.strip(), "it says nothing"
+    if name == "watermark.py":
+        bearing, plain = run.stdout.splitlines()
+        assert bearing.endswith(", marked") and not plain.endswith(", marked")
 
 
 def test_every_example_is_run() -> None:

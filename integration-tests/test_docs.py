@@ -230,6 +230,24 @@ def test_who_comes_from_tgi_is_told_what_differs() -> None:
     assert not [flag for flag in flags if f"`--{flag}`" not in page]
 
 
+def test_who_comes_from_another_server_finds_each_flag_that_a_start_explains() -> None:
+    page = (ROOT / "docs" / "from-others.md").read_text()
+    assert "(docs/from-others.md)" in (ROOT / "README.md").read_text()
+    source = (ROOT / "launcher" / "src" / "usage_errors.rs").read_text()
+    table = source.partition("const ELSEWHERE")[2].partition("];")[0]
+    names = [
+        name for names in re.findall(r"\(\s*&\[([^\]]*)\]", table) for name in re.findall(r'"([^"]+)"', names)
+    ]
+    assert len(names) > 30, "the table was read"
+    assert not [name for name in names if f"`{name}`" not in page]
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert not sorted(page for page in pages if f"({page})" not in listed)
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/gpus.md"])
 def test_who_keeps_a_server_is_sent_to_the_release_build(name: str) -> None:
     """What `make install` puts into .venv is built as the tests need it."""

@@ -20,7 +20,10 @@ pub fn check_device(device: Option<&str>, devices: &Path) -> Result<(), String> 
     if entries.flatten().any(|entry| is_gpu(&entry.file_name().to_string_lossy())) {
         return Ok(());
     }
-    Err(format!("--device: there is no {device} on this machine"))
+    Err(format!(
+        "--device: there is no {device} on this machine: /dev has no file of a GPU's (a container is given them by \
+         `docker run --gpus all`); --device cpu serves without one"
+    ))
 }
 
 /// Refuses what the model in `folder` cannot be divided into, or has no positions for.
@@ -149,7 +152,10 @@ mod tests {
     fn a_machine_without_a_gpu_is_known_by_its_devices() {
         let devices = tempfile::tempdir().unwrap();
         let line = check_device(Some("cuda:1"), devices.path()).unwrap_err();
-        assert_eq!(line, "--device: there is no cuda:1 on this machine");
+        assert!(
+            line.starts_with("--device: there is no cuda:1 on this machine") && line.contains("--gpus all"),
+            "{line}"
+        );
         for device in [None, Some("cpu")] {
             assert_eq!(check_device(device, devices.path()), Ok(()));
         }

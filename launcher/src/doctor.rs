@@ -18,6 +18,7 @@ use crate::{python, report, runtime, shards};
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "penstock doctor",
+    bin_name = "penstock doctor",
     about = "Says what would become of a model: its architecture, memory, what is missing, what would go wrong",
     after_help = "Reads configuration files and the headers of the weights, nothing large. \
                   Exit code 0: it would be served. 1: it would not.",
@@ -85,7 +86,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
 
 fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Doctor, Refusal> {
     let command = flags::lenient_environment(Doctor::command())?;
-    let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
+    let matches = flags::matches(&command, &arguments.collect::<Vec<_>>())?;
     let doctor: Doctor = Doctor::from_arg_matches(&matches)
         .map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
     flags::check_model_and_workers(&doctor.model, &doctor.worker).map_err(Refusal::Flag)?;

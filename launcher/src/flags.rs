@@ -3,6 +3,7 @@
 //! TGI's flags that Penstock lacks are in `tgi`.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 
 use clap::builder::{BoolishValueParser, OsStr, Resettable};
@@ -15,7 +16,7 @@ use penstock_router::limits::check_flags;
 use crate::environment::Environment;
 use crate::log::{self, LogArgs};
 use crate::remote::{self, RemoteArgs};
-use crate::tgi_flags;
+use crate::{tgi_flags, usage_errors};
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -259,17 +260,28 @@ const SAGEMAKER_PORT: &str = "8080";
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Cli, Vec<String>), Refusal> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut command = lenient_environment(tgi_flags::declare(Cli::command()))?;
+    // `--max-total-tokens -5` is a wrong value, and no flag -5.
+    command = command.mut_args(|arg| {
+        let takes_values = arg.get_action().takes_values();
+        if takes_values { arg.allow_negative_numbers(true) } else { arg }
+    });
     if arguments.get(1).is_some_and(|word| word == SERVE) {
         arguments.remove(1);
         // PORT may be the image's own default.
         command = command.mut_arg("port", |port| port.env(Resettable::Reset).default_value(SAGEMAKER_PORT));
     }
-    let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
+    let matches = matches(&command, &arguments)?;
     let mut warnings = tgi_flags::check(&matches).map_err(Refusal::Flag)?;
     let cli =
         Cli::from_arg_matches(&matches).map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
     warnings.extend(check(&cli).map_err(Refusal::Flag)?);
     Ok((cli, warnings))
+}
+
+/// What `command` reads of these arguments and the environment.
+pub fn matches(command: &clap::Command, arguments: &[OsString]) -> Result<clap::ArgMatches, Refusal> {
+    let explained = |error| Refusal::Clap(usage_errors::explained(error, command, arguments));
+    command.clone().try_get_matches_from(arguments).map_err(explained)
 }
 
 /// TGI's second names of variables, those of its SageMaker image among them, and what container platforms put into the environment by themselves.
@@ -449,8 +461,8 @@ fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
         {
             let names = AS_PUBLISHED.join(", ");
             Err(format!(
-                "--quantize (QUANTIZE) is int8, eetq, int4 (-g32, -g64 or -g128 for groups of so many inputs, then -zp for zero points) or none, \
-                 or how the checkpoint is quantized: {names}"
+                "--quantize (QUANTIZE) must be int8, eetq, int4 (-g32, -g64 or -g128 for groups of so many inputs, then -zp for zero points) \
+                 or none, or how the checkpoint is quantized: {names}. Given: {name}"
             ))
         }
         given
@@ -466,7 +478,9 @@ fn check_quantization(worker: &WorkerArgs) -> Result<(), String> {
 fn check_cache_dtype(worker: &WorkerArgs) -> Result<(), String> {
     match worker.kv_cache_dtype.as_deref() {
         Some(given) if !given.is_empty() && CACHE_DTYPES.iter().all(|(name, _)| *name != given) => {
-            Err("--kv-cache-dtype (KV_CACHE_DTYPE) is auto, bfloat16, int8, fp8_e4m3fn or fp8_e5m2".into())
+            Err(format!(
+                "--kv-cache-dtype (KV_CACHE_DTYPE) must be auto, bfloat16, int8, fp8_e4m3fn or fp8_e5m2. Given: {given}"
+            ))
         }
         _ => Ok(()),
     }
@@ -546,7 +560,10 @@ impl Refusal {
         match self {
             Refusal::Clap(error) => {
                 // Nothing is left to do when even the message cannot be printed.
-                let _ = error.print();
+                let _ = match usage_errors::plainer(&error) {
+                    Some(text) => std::io::stderr().write_all(text.as_bytes()),
+                    None => error.print(),
+                };
                 match error.kind() {
                     ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
                     _ => 2,

@@ -22,6 +22,7 @@ mod shards;
 mod sockets;
 mod tgi_flags;
 mod tokenizer;
+mod usage_errors;
 mod worker_group;
 mod worker_host;
 mod workers;

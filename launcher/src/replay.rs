@@ -16,6 +16,7 @@ use crate::remote::WorkerTlsArgs;
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "penstock replay",
+    bin_name = "penstock replay",
     about = "Executes again what `--record` has recorded, and names the first difference",
     after_help = "Exit code 0: all came out as it was. 1: it did not, or could not be executed."
 )]

@@ -7,8 +7,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 /// What becomes of a flag that is given.
 enum FlagSupport {
-    /// Ignoring it would hurt.
-    NotYet,
+    /// Ignoring it would hurt; the text says what to do without it.
+    NotYet(&'static str),
     /// Nothing is lost without it; the text says why.
     NoEffect(&'static str),
 }
@@ -24,8 +24,11 @@ struct Flag {
 const OFF: &[&str] = &["", "0", "false"];
 const EMPTY: &[&str] = &[""];
 
-const fn not_yet(name: &'static str, neutral: &'static [&'static str]) -> Flag {
-    Flag { name, neutral, support: FlagSupport::NotYet }
+const AS_CONFIGURED: &str = "take it out; what the model's config.json says of rotary embeddings is followed";
+const NO_TUNNEL: &str = "take it out; a tunnel is a program of its own";
+
+const fn not_yet(name: &'static str, neutral: &'static [&'static str], instead: &'static str) -> Flag {
+    Flag { name, neutral, support: FlagSupport::NotYet(instead) }
 }
 
 const fn no_effect(name: &'static str, why: &'static str) -> Flag {
@@ -33,12 +36,12 @@ const fn no_effect(name: &'static str, why: &'static str) -> Flag {
 }
 
 const FLAGS: &[Flag] = &[
-    not_yet("lora-adapters", EMPTY),
-    not_yet("rope-scaling", EMPTY),
-    not_yet("rope-factor", EMPTY),
-    not_yet("ngrok", OFF),
-    not_yet("ngrok-authtoken", EMPTY),
-    not_yet("ngrok-edge", EMPTY),
+    not_yet("lora-adapters", EMPTY, "merge the adapter into the model's weights and serve the result"),
+    not_yet("rope-scaling", EMPTY, AS_CONFIGURED),
+    not_yet("rope-factor", EMPTY, AS_CONFIGURED),
+    not_yet("ngrok", OFF, NO_TUNNEL),
+    not_yet("ngrok-authtoken", EMPTY, NO_TUNNEL),
+    not_yet("ngrok-edge", EMPTY, NO_TUNNEL),
     Flag {
         name: "disable-custom-kernels",
         neutral: OFF,
@@ -91,7 +94,7 @@ pub fn check(matches: &ArgMatches) -> Result<Vec<String>, String> {
             matches.value_source(flag.name) == Some(clap::parser::ValueSource::EnvVariable);
         let name = if from_environment { variable(flag.name) } else { format!("--{}", flag.name) };
         match flag.support {
-            FlagSupport::NotYet => return Err(format!("{name} is not supported yet")),
+            FlagSupport::NotYet(instead) => return Err(format!("{name} is not supported yet: {instead}")),
             FlagSupport::NoEffect(why) => warnings.push(format!("{name} has no effect: {why}")),
         }
     }
@@ -113,8 +116,9 @@ mod tests {
     #[test]
     fn what_would_hurt_if_ignored_stops_the_launcher_without_its_value() {
         let line = checked(&["--ngrok-authtoken", "sesame"]).unwrap_err();
-        assert_eq!(line, "--ngrok-authtoken is not supported yet");
-        assert!(checked(&["--lora-adapters=a/b"]).is_err());
+        assert!(line.starts_with("--ngrok-authtoken is not supported yet: "), "{line}");
+        assert!(!line.contains("sesame"), "{line}");
+        assert!(checked(&["--lora-adapters=a/b"]).unwrap_err().contains("merge the adapter"));
         assert!(checked(&["--ngrok"]).is_err());
     }
 

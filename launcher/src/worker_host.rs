@@ -35,6 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "penstock worker",
+    bin_name = "penstock worker",
     about = "Holds a model, or a part of it, for a Penstock server on another host",
     after_help = "The server is told of it by --worker-address. A worker serves one server at a time.",
     next_help_heading = "Where it listens"
@@ -86,7 +87,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>, environment: &Environment)
 /// The flags, and a warning for each that has no effect.
 fn parse(arguments: impl Iterator<Item = OsString>) -> Result<(WorkerHost, Vec<String>), Refusal> {
     let command = flags::lenient_environment(WorkerHost::command())?;
-    let matches = command.clone().try_get_matches_from(arguments).map_err(Refusal::Clap)?;
+    let matches = flags::matches(&command, &arguments.collect::<Vec<_>>())?;
     let host = WorkerHost::from_arg_matches(&matches)
         .map_err(|error| Refusal::Clap(error.format(&mut command.clone())))?;
     let warnings = host.check().map_err(Refusal::Flag)?;

@@ -32,6 +32,30 @@ fn a_flag_that_does_not_exist_or_parse_is_exit_code_2() {
 }
 
 #[test]
+fn a_wrong_value_of_a_variable_is_said_with_the_variable_and_one_of_the_command_line_without() {
+    for (variable, value) in [("PORT", "many"), ("JSON_OUTPUT", "2"), ("DTYPE", "half")] {
+        let said = said(&penstock(&[], &[(variable, value)]));
+        assert!(said.contains(&format!("the environment variable {variable}")), "{said}");
+    }
+    let said = |arguments: &[&str]| said(&penstock(arguments, &[("PORT", "80")]));
+    let port = said(&["--port", "many"]);
+    assert!(port.contains("must be a whole number") && !port.contains("environment"), "{port}");
+    let negative = said(&["--max-total-tokens", "-5"]);
+    assert!(negative.contains("-5 is not in 2..=4294967295"), "{negative}");
+    let model = said(&["owner/name"]);
+    assert!(model.contains("--model-id owner/name"), "{model}");
+}
+
+#[test]
+fn a_command_calls_itself_by_its_whole_name() {
+    for command in ["doctor", "worker", "replay"] {
+        let help = penstock(&[command, "--help"], &[]);
+        let help = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(help.contains(&format!("Usage: penstock {command} ")), "{help}");
+    }
+}
+
+#[test]
 fn everything_else_is_exit_code_1_and_one_line() {
     for (arguments, environment, names) in [
         (&["--sharded", "true"][..], &[][..], "--sharded true"),

@@ -310,7 +310,7 @@ def test_slots_come_before_copies_and_both_are_counted() -> None:
     tables = divide((None,), 64)
     with pytest.raises(
         TooLittleMemory,
-        match=r"1 MiB are free for it beside 8 MiB of recurrent states; .* or --max-batch-size",
+        match=r"1 MiB are free for it beside 8 MiB of recurrent states; .* or --max-batch-size, or raise --memory-fraction",
     ):
         count_pages(1 << 20, tables, 4, 64, 64, 0, 1 << 20, states=8 << 20)
     with pytest.raises(

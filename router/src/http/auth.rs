@@ -92,10 +92,13 @@ pub async fn require_key(State(auth): State<Arc<Auth>>, mut request: Request, ne
 
 fn refusal(headers: &HeaderMap) -> ApiError {
     let is_sent = headers.contains_key(header::AUTHORIZATION) || headers.contains_key(X_API_KEY);
-    let text = if is_sent {
-        "Incorrect API key provided: it is not valid here" // OpenAI's words: LiteLLM looks for them
-    } else {
-        "an API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    // The first three words are OpenAI's: LiteLLM looks for them.
+    let text = match key(headers) {
+        _ if !is_sent => "an API key is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+        None => {
+            "Incorrect API key provided: it is sent once, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        }
+        Some(_) => "Incorrect API key provided: it is not valid here",
     };
     ApiError::new(Cause::Unauthorized, text)
 }
@@ -132,7 +135,12 @@ mod tests {
         let anthropic = [(X_API_KEY.parse().expect("a header"), HeaderValue::from_static("wrong"))];
         assert!(said(&sent(&[])).starts_with("an API key is required"));
         for headers in [sent(&["Bearer wrong"]), anthropic.into_iter().collect()] {
-            assert!(said(&headers).starts_with("Incorrect API key"), "{headers:?}");
+            assert!(said(&headers).starts_with("Incorrect API key provided: it is not valid"), "{headers:?}");
+        }
+        // Without its scheme, and twice.
+        for headers in [sent(&["one"]), sent(&["Basic one"]), sent(&["Bearer one", "Bearer x"])] {
+            let said = said(&headers);
+            assert!(said.starts_with("Incorrect API key provided: it is sent once, as `Auth"), "{headers:?}");
         }
     }
 

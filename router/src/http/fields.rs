@@ -418,7 +418,7 @@ pub mod tests {
         let fields = Fields::parse(br#"{"seed": 18446744073709551615}"#, &limits).expect("JSON");
         assert_eq!(fields.unsigned(&request_fields::SEED), Ok(Some(u64::MAX)));
         let (_, text) = refused(r#"{"seed": -1}"#, |f| f.unsigned(&request_fields::SEED));
-        assert_eq!(text, "`seed` must be a whole number >= 0. Given: -1");
+        assert_eq!(text, "`seed` must be a whole number >= 0 and <= 18446744073709551615. Given: -1");
     }
 
     #[test]

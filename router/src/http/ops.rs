@@ -62,7 +62,8 @@ pub async fn model(
         Err(error) => return error.response(family),
     };
     if id != server.config.model_id {
-        let message = format!("there is no model {:?}", shortened(&id));
+        let served = &server.config.model_id;
+        let message = format!("there is no model {:?}; {served:?} is served", shortened(&id));
         return ApiError::new(Cause::NotFound, message).response(family);
     }
     json(&Model::served(&server, loaded, family))

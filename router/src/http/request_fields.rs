@@ -72,9 +72,6 @@ impl Kind {
     pub fn expects(&self, limits: &Limits) -> String {
         match *self {
             Kind::Boolean => "true or false".into(),
-            Kind::Integer { least, most: Most::Is(most) } if most >= i64::MAX as u64 => {
-                format!("a whole number >= {least}")
-            }
             Kind::Integer { least, most } => {
                 format!("a whole number >= {least} and <= {}", limits.describe(most))
             }
@@ -704,7 +701,7 @@ mod tests {
         for field in TGI_PARAMETERS {
             assert!(!field.kind.expects(&limits).is_empty(), "{}", field.name);
         }
-        assert_eq!(SEED.kind.expects(&limits), "a whole number >= 0");
+        assert_eq!(SEED.kind.expects(&limits), "a whole number >= 0 and <= 18446744073709551615");
         assert_eq!(TOP_P.kind.expects(&limits), "a number > 0 and <= 1");
         assert_eq!(TRUNCATE.kind.expects(&limits), "a whole number >= 1 and <= 63 (--max-input-tokens)");
     }

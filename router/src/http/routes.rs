@@ -285,7 +285,7 @@ impl Route {
     }
 
     /// Whether `path` is one of its, as the router sees it.
-    fn matches(&self, path: &str) -> bool {
+    pub fn matches(&self, path: &str) -> bool {
         let mut given = path.split('/');
         for segment in self.path.split('/') {
             match given.next() {

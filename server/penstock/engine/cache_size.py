@@ -79,7 +79,7 @@ def count_pages(
     if fits < sequence:
         raise TooLittleMemory(
             f"a sequence of {max_sequence_tokens} tokens needs {_mib(sequence * page_bytes)} of KV cache, and "
-            f"{free}; lower --max-total-tokens{less}"
+            f"{free}; lower --max-total-tokens{less}, or raise --memory-fraction"
         )
     if max_cache_tokens == 0:
         return min(fits, max_slots * tables.count * -(-max_sequence_tokens // BLOCK_SIZE))

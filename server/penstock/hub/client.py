@@ -111,7 +111,9 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
         way_out = "the token in use cannot see it" if get_token() else "if it is private, set HF_TOKEN"
         raise Unavailable(f"there is no model {request.repo} on the hub; {way_out}") from error
     except HFValidationError as error:
-        raise Unavailable(f"{request.repo} is no name of a model on the hub") from error
+        raise Unavailable(
+            f"there is no folder {request.repo}, and it is no name of a model on the hub (owner/name)"
+        ) from error
     except OfflineModeIsEnabled:
         return cached(request, "HF_HUB_OFFLINE is set")
     except HfHubHTTPError as error:

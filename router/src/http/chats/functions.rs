@@ -424,9 +424,10 @@ fn checked<'a>(tool: &Object<'a>) -> Result<&'a str, ApiError> {
     let name = tool.value("name").as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| tool.wrong("name", NAMELESS))?;
     checked_name(&tool.at("name"), name)?;
-    if let Some(character) = name.chars().find(|character| !is_part_of_a_name(*character)) {
+    if !name.chars().all(is_part_of_a_name) {
         let error = tool.wrong("name", "must be of letters, digits and `_`, `-`, `.`, `/`, `:`");
-        return Err(error.given(shortened(&character.to_string())));
+        // Quoted, since what is wrong may be a space.
+        return Err(error.given(format!("{:?}", shortened(name))));
     }
     check_description(tool)?;
     Ok(name)

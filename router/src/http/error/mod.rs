@@ -182,7 +182,9 @@ impl ApiError {
 
     /// No LoRA adapter can be loaded yet, so that any is unknown.
     pub fn unknown_adapter(given: &str) -> Self {
-        Self::invalid("adapter_id", "names no loaded adapter").given(given)
+        let nowhere =
+            "names no loaded adapter, and none can be loaded yet: merge it into the model's weights";
+        Self::invalid("adapter_id", nowhere).given(given)
     }
 
     /// The place is of an object that is `field`'s.

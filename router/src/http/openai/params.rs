@@ -524,7 +524,11 @@ mod tests {
     #[test]
     fn an_adapter_and_a_suffix_are_errors() {
         let error = parsed(r#"{"adapter_id": "mine"}"#).err().expect("there is none");
-        assert!(error.contains("`adapter_id` names no loaded adapter. Given: mine"), "{error}");
+        assert!(
+            error.contains("`adapter_id` names no loaded adapter, and none can be loaded yet"),
+            "{error}"
+        );
+        assert!(error.ends_with("merge it into the model's weights. Given: mine"), "{error}");
         let error = parsed(r#"{"suffix": "x"}"#).err().expect("it would be lost");
         assert!(error.contains("is not supported: put"), "{error}");
     }

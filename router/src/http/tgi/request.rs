@@ -371,7 +371,10 @@ mod tests {
             ),
             (r#"{"do_sample": "yes"}"#, "`do_sample` must be true or false. Given: \\\"yes\\\""),
             (r#"{"grammar": {"type": "regex"}}"#, "`grammar.value` must be a string, the regular expression"),
-            (r#"{"adapter_id": "x"}"#, "`adapter_id` names no loaded adapter. Given: x"),
+            (
+                r#"{"adapter_id": "x"}"#,
+                "`adapter_id` names no loaded adapter, and none can be loaded yet: merge it into the model's weights. Given: x",
+            ),
             (r#"{"adapter_id": 5}"#, "`adapter_id` must be a string of at most 256 characters. Given: 5"),
             (r#"[]"#, "`parameters` must be an object. Given: []"),
         ] {
