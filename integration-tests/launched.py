@@ -37,10 +37,13 @@ EXACT = ON_TORCH if os.environ.get("PENSTOCK_TEST_ON_TORCH") == "1" or not LIBRA
 # Where the session's servers keep what they have packed: the flag's variable, which `conftest` sets.
 PACKED_CACHE_DIR = "PACKED_CACHE_DIR"
 
-# On PYTHONPATH, it makes workers that compute nothing.
+# On PYTHONPATH, it makes workers that compute nothing, or that wait at their start.
 NULL_WORKER = Path(__file__).parent / "null_worker"
 # As long as a step of the shipped model takes.
 NULL_STEP_US = 2000
+# For texts of null workers that are to be under way until the test has done what it is about: long beside what a test stands still on a
+# busy machine.
+SLOW_STEPS = {"PENSTOCK_NULL_STEP_US": "40000"}
 
 # Stops the process of a descriptor, and lets it run for a moment again and again. It goes before others, where it may, or a moment would
 # be as long as they keep it waiting.
@@ -91,6 +94,7 @@ class Launched:
     `null_worker`: its workers are processes like any other, but compute nothing, start in a fraction of the time, and give
     any old text (`null_worker/null_startup.py`): for tests of the router and the launcher alone.
     `output`: a descriptor that gets its standard output and error; the files are empty then.
+    `hold`: a file; a worker that starts while it exists waits before it loads (`null_worker/sitecustomize.py`).
     """
 
     def __init__(
@@ -103,9 +107,11 @@ class Launched:
         null_worker: bool = False,
         binary: Path = BINARY,
         output: int | None = None,
+        hold: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.hold = hold
         self.mark = uuid.uuid4().hex
         self.address = wire.Address("127.0.0.1", port or free_port())
         command = [
@@ -126,6 +132,8 @@ class Launched:
             inherited |= fair_share()
         if null_worker:
             inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_NULL_STEP_US": str(NULL_STEP_US)}
+        if hold is not None:
+            inherited |= {"PYTHONPATH": str(NULL_WORKER), "PENSTOCK_HELD_START": str(hold)}
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             self.process = subprocess.Popen(
                 command,
@@ -163,6 +171,11 @@ class Launched:
     def stderr(self) -> str:
         return (self.folder / "stderr").read_text(errors="replace")
 
+    def wait_told(self, *texts: str) -> None:
+        """Until its log has each of them: a thread writes it, and what a worker says comes by way of the launcher."""
+        for text in texts:
+            wait_for(lambda: text in self.log(), f"the log to say {text!r}")  # noqa: B023
+
     def processes(self) -> list[Process]:
         return marked(self.mark)
 
@@ -177,20 +190,30 @@ class Launched:
         return worker
 
     @contextlib.contextmanager
-    def without_worker(self) -> Iterator[None]:
-        """The worker is killed and the next one held while it loads: the server recovers for as long as this lasts."""
+    def without_worker(self) -> Iterator[Process]:
+        """The worker is killed, and the next one, which this gives, is held before it loads: the server recovers for as long as this lasts."""
+        assert self.hold is not None, "the server's workers cannot be held"
         lost = self.worker()
-        lost.signal(signal.SIGKILL)
-        (next_one,) = wait_for(
-            lambda: [worker for worker in self.workers() if worker.pid != lost.pid],
-            "the next worker",
-            every=0.002,
-        )
-        next_one.signal(signal.SIGSTOP)
+        self.hold.touch()
+        try:
+            lost.signal(signal.SIGKILL)
+            (next_one,) = wait_for(
+                lambda: [worker for worker in self.workers() if worker.pid != lost.pid][:1], "the next worker"
+            )
+            wait_for(lambda: (reply := self.health()) and reply.status == 503, "the loss to be noticed")
+            yield next_one
+        finally:
+            self.hold.unlink()
+
+    @contextlib.contextmanager
+    def halted_worker(self) -> Iterator[None]:
+        """Nothing that is asked for is computed for as long as this lasts. The server has to be patient: `--step-timeout`."""
+        worker = self.worker()
+        worker.signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            next_one.signal(signal.SIGCONT)
+            worker.signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def slow_worker(self) -> Iterator[Callable[[], None]]:

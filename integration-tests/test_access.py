@@ -299,7 +299,7 @@ def test_https_with_both_versions_of_http(launch_null: Launch, certificate: tupl
             return None
 
     assert wait_for(lambda: answer() == 200, "the server to be ready", 120)
-    assert "serving on https://" in launched.log()
+    launched.wait_told("serving on https://")
     url = f"https://127.0.0.1:{launched.address.port}"
     trusting = httpx.Client(verify=context)
     with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=trusting) as openai:

@@ -49,7 +49,7 @@ def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         load(launched.wait_ready())
         launched.worker().signal(signal.SIGKILL)
         wait_for(lambda: launched.metrics().value(RESTARTS) == 1, "the worker to be replaced", 60)
-        load(launched)
+        load(launched.wait_ready())
         yield launched
 
 

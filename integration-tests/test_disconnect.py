@@ -1,7 +1,7 @@
 """Clients that go away, in every stage of a request: their blocks come back and the computing stops.
 
-A checkpoint made for it is slow enough to be caught in the middle of a long prompt, never ends by itself, and
-its server takes one sequence per step where a test needs a queue.
+A checkpoint made for it has room for long prompts and never ends by itself, and its server takes two sequences per step, so
+that there is a queue. What is to be caught in the middle is computed by a worker that is slowed down or halted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 import wire
 from checkpoints import random_llama
-from exposition import BATCH_TOKENS, CANCELLED, KV_USED, QUEUED, RUNNING, STEPS, WASTED
+from exposition import BATCH_TOKENS, CANCELLED, IN_FLIGHT, KV_USED, QUEUED, RUNNING, STEPS, WASTED
 from launched import Launched
 from load import Refused, ask, complete
 from processes import wait_for
@@ -29,17 +29,20 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     )
     arguments = ("--model-id", str(folder), "--max-batch-size", "2", "--max-batch-prefill-tokens", str(CHUNK))
     with Launched(
-        tmp_path_factory.mktemp("slow-server"), *arguments, "--max-concurrent-requests", "8"
+        tmp_path_factory.mktemp("slow-server"),
+        *arguments,
+        *("--max-concurrent-requests", "8", "--step-timeout", "120"),
     ) as launched:
         yield launched.wait_ready()
 
 
 def idle(launched: Launched) -> bool:
     now = launched.metrics()
-    return now.value(KV_USED) == 0 and now.value(RUNNING) == 0 and now.value(QUEUED) == 0
+    return all(now.value(name) == 0 for name in (KV_USED, RUNNING, QUEUED, IN_FLIGHT))
 
 
 def wait_idle(launched: Launched, seconds: float = 10) -> None:
+    """And every request counted, which comes after the last that its client sees."""
     wait_for(lambda: idle(launched), "no block in use, nothing running, nothing queued", seconds)
 
 
@@ -71,20 +74,26 @@ class Books:
 @STREAMING
 def test_a_client_that_leaves_while_decoding(slow: Launched, stream: bool) -> None:
     books = Books(slow)
-    connection = wire.exchange(
-        slow.address, wire.raw_post("/v1/completions", body("Once upon", 4000, stream))
-    )
-    wait_for(lambda: books.grown(STEPS) >= 5, "some tokens")
-    connection.close()
+    with slow.slow_worker():
+        connection = wire.exchange(
+            slow.address, wire.raw_post("/v1/completions", body("Once upon", 4000, stream))
+        )
+        wait_for(lambda: books.grown(STEPS) >= 5, "some tokens")
+        connection.close()
+        wait_for(lambda: books.grown(CANCELLED) == 1, "the request to be cancelled")
     books.settle(cancelled=1, most_wasted_each=2)
 
 
 @STREAMING
 def test_a_client_that_leaves_in_the_middle_of_a_long_prompt(slow: Launched, stream: bool) -> None:
     books = Books(slow)
-    connection = wire.exchange(slow.address, wire.raw_post("/v1/completions", body(LONG_PROMPT, 10, stream)))
-    wait_for(lambda: slow.metrics().value(KV_USED) >= 4, "the prompt to be computed")
-    connection.close()
+    with slow.slow_worker():
+        connection = wire.exchange(
+            slow.address, wire.raw_post("/v1/completions", body(LONG_PROMPT, 10, stream))
+        )
+        wait_for(lambda: slow.metrics().value(KV_USED) >= 4, "the prompt to be computed")
+        connection.close()
+        wait_for(lambda: books.grown(CANCELLED) == 1, "the request to be cancelled")
     books.settle(cancelled=1, most_wasted_each=2 * CHUNK)
     tokens = len(wire.post(slow.address, "/tokenize", {"inputs": LONG_PROMPT}).json())
     assert books.grown(BATCH_TOKENS) < tokens, (
@@ -95,7 +104,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_long_prompt(slow: Launched, str
 @STREAMING
 def test_a_client_that_leaves_the_queue(slow: Launched, stream: bool) -> None:
     books = Books(slow)
-    with Occupied(slow):
+    with slow.slow_worker(), Occupied(slow):
         cancelled = books.grown(CANCELLED)
         waiting = wire.exchange(slow.address, wire.raw_post("/v1/completions", body("Waiting", 50, stream)))
         wait_for(lambda: slow.metrics().value(QUEUED) == 1, "the request to be queued")
@@ -174,9 +183,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(slow: Launched) -> None:
 def test_one_of_several_choices_does_not_outlive_the_request(slow: Launched) -> None:
     books = Books(slow)
     request = {**body("Once upon", 4000, True), "prompt": ["One", "Two", "Three", "Four"]}
-    stream = wire.Events(slow.address, "/v1/completions", request)
-    next(iter(stream))
-    stream.close()
+    with slow.slow_worker(), wire.Events(slow.address, "/v1/completions", request) as stream:
+        next(iter(stream))
     wait_idle(slow)
     assert books.grown(CANCELLED) == 4
 

@@ -23,7 +23,8 @@ VERSIONED = "/v2/models/any/versions/3"
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     env = {"AIP_PREDICT_ROUTE": PREDICT, "AIP_HEALTH_ROUTE": HEALTH, "API_KEY": "sesame", "KSERVE": "true"}
-    with Launched(tmp_path_factory.mktemp("platform"), env=env, null_worker=True) as launched:
+    folder = tmp_path_factory.mktemp("platform")
+    with Launched(folder, env=env, null_worker=True, hold=folder / "hold") as launched:
         yield launched.wait_ready()
 
 

@@ -46,12 +46,12 @@ def probed(launched: Launched, probe: dict[str, Any], container: dict[str, Any])
 
 
 def test_a_pod_that_loads_lives_and_is_ready_once_it_serves(
-    launch_null: Launch, container: dict[str, Any]
+    launch_null: Launch, container: dict[str, Any], tmp_path: Path
 ) -> None:
     arguments = container["args"]
     model = arguments.index("--model-id")
     env = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-    launched = launch_null(*arguments[:model], *arguments[model + 2 :], env=env)
+    launched = launch_null(*arguments[:model], *arguments[model + 2 :], env=env, hold=tmp_path / "hold")
     launched.wait_ready()
     liveness, readiness = container["livenessProbe"], container["readinessProbe"]
     assert probed(launched, liveness, container) == probed(launched, readiness, container) == 200

@@ -87,10 +87,14 @@ def test_a_log_that_is_read_late_has_lost_no_line(launch_null: Launch) -> None:
     launched.wait_ready()
     ask_in_vain(launched.address, 500)
     log = Reader(reader)
+
+    def refused() -> int:
+        return sum(" refused " in line and "/no/such/route" in line for line in log.so_far().splitlines())
+
+    # Who ends waits for a reader, but not for long.
+    wait_for(lambda: refused() == 500, "every line")
     launched.stop()
-    lines = log.all().splitlines()
-    assert sum(" refused " in line and "/no/such/route" in line for line in lines) == 500
-    assert "SIGTERM" in log.all() and not LOST.search(log.all())
+    assert "SIGTERM" in log.all() and not LOST.search(log.all()) and refused() == 500
 
 
 def test_lines_that_find_no_room_are_lost_and_told(launch_null: Launch) -> None:
@@ -103,9 +107,13 @@ def test_lines_that_find_no_room_are_lost_and_told(launch_null: Launch) -> None:
     log = Reader(reader)
     (told,) = wait_for(lambda: LOST.findall(log.so_far()), "the log to tell of what was lost", every=0.5)
     counted = launched.metrics().value("penstock_log_lines_lost")
+
+    def answered() -> int:
+        return sum(" answered " in line for line in log.so_far().splitlines())
+
+    wait_for(lambda: answered() == asked - int(told), "the others to be read", every=0.5)
     launched.stop()
-    answered = sum(" answered " in line for line in log.all().splitlines())
-    assert int(told) == counted == asked - answered > 0
+    assert log.all() and int(told) == counted == asked - answered() > 0
 
 
 def test_a_log_whose_reader_has_left_disturbs_nothing(launch_null: Launch) -> None:
@@ -154,6 +162,7 @@ def test_a_non_blocking_pipe_gets_every_line(launch_null: Launch) -> None:
     launched.wait_ready()
     ask_in_vain(launched.address, 100)
     log = Reader(reader)
+    wait_for(lambda: log.so_far().count('"refused"') == 100, "every line")
     launched.stop()
     lines = [json.loads(line) for line in log.all().splitlines()]
     assert sum(line["message"] == "refused" for line in lines) == 100

@@ -10,6 +10,7 @@ import wire
 from exposition import (
     BATCH_TOKENS,
     CANCELLED,
+    IN_FLIGHT,
     KV_CACHED,
     KV_FREE,
     KV_USED,
@@ -74,11 +75,11 @@ ADDED_NAMES = (
 
 
 def settled(launched: Launched) -> Exposition:
-    """The metrics once nothing runs."""
+    """The metrics once nothing runs and every request is counted, which comes after the last that its client sees."""
 
     def idle() -> Exposition | None:
         now = launched.metrics()
-        return now if now.value(RUNNING) == now.value(QUEUED) == now.value(KV_USED) == 0 else None
+        return now if all(now.value(name) == 0 for name in (RUNNING, QUEUED, KV_USED, IN_FLIGHT)) else None
 
     return wait_for(idle, "nothing to run")
 
@@ -224,7 +225,8 @@ def test_a_conversation_that_goes_on_reuses_the_answer_too(counted: Launched) ->
 
 def test_a_prefix_is_shared_while_its_first_request_still_runs(counted: Launched) -> None:
     prompt = "shared " + " ".join(f"s{number}" for number in range(120))
-    with wire.Events(counted.address, "/v1/completions", complete(prompt, 1500).body) as running:
+    body = complete(prompt, 1500).body
+    with counted.slow_worker(), wire.Events(counted.address, "/v1/completions", body) as running:
         next(iter(running))
         growth_before = counted.metrics().value(PREFIX_HITS)
         usage = wire.post(

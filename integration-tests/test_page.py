@@ -319,7 +319,8 @@ def test_a_full_server_says_when_to_come_back(open_page: Open, slow: Launched) -
 
 def test_an_answer_outlives_its_worker(open_page: Open, launch: Launch, tmp_path: Path) -> None:
     flags = EXACT or ("--dtype", "bfloat16")
-    launched = launch("--model-id", str(endless(tmp_path / "model")), *flags).wait_ready()
+    model = ("--model-id", str(endless(tmp_path / "model")))
+    launched = launch(*model, *flags, hold=tmp_path / "hold").wait_ready()
     chat, other = open_page(launched.url), open_page(launched.url)
     chat.set("Seed", 7)
     # On torch a token takes ten times as long.

@@ -42,7 +42,7 @@ def test_a_quantized_model_answers_the_same_alone_and_among_others(
     launch: Launch, flags: tuple[str, ...], says: str
 ) -> None:
     server = launch(*flags).wait_ready()
-    assert says in server.log(), "a line says what runs the model"
+    server.wait_told(says)
 
     def answer(question: str) -> Any:
         body = {
@@ -106,19 +106,21 @@ def test_a_checkpoint_of_4_bits_is_served_as_it_is(launch: Launch, tmp_path: Pat
     folder = published_in_4_bits(tmp_path / "model")
     flags = ("--model-id", str(folder), "--num-shard", str(shards))
     server = launch(*flags, "--quantize", "gptq", env={PACKED_CACHE_DIR: str(tmp_path)}).wait_ready()
-    assert "int4 in groups of 128, head in bf16" in server.log()
-    assert "--quantize gptq changes nothing: a checkpoint says itself how it is quantized" in server.log()
-    assert "float16 weights are served in bfloat16" in server.log()
+    server.wait_told(
+        "int4 in groups of 128, head in bf16",
+        "--quantize gptq changes nothing: a checkpoint says itself how it is quantized",
+        "float16 weights are served in bfloat16",
+    )
     question = {"messages": [{"role": "user", "content": QUESTIONS[2]}], "max_tokens": 40, "temperature": 0}
     answers = [wire.post(server.address, "/v1/chat/completions", question).json()]
     server.stop()
     again = launch(*flags, env={PACKED_CACHE_DIR: str(tmp_path)}).wait_ready()
-    assert "packed weights are mapped from" in again.log()
+    again.wait_told("packed weights are mapped from")
     answers.append(wire.post(again.address, "/v1/chat/completions", question).json())
     texts = [answer["choices"][0]["message"]["content"] for answer in answers]
     assert texts == ["12 + 30 = 42"] * 2
     plain = launch(*flags, "--quantize", "none").wait_ready()
-    assert ", bf16, threads: " in plain.log()
+    plain.wait_told(", bf16, threads: ")
     assert wire.post(plain.address, "/v1/chat/completions", question).json()["choices"][0]["message"][
         "content"
     ]

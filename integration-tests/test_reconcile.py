@@ -5,7 +5,6 @@ clients that leave, an overload, and a worker that is killed in the middle.
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from prompts import user
 KEYS = {"team-a": "sesame-of-a", "team-b": "sesame-of-b"}
 LIMIT = 7  # fewer than 8, of which no place is kept for the other key
 LEAVING = 4
+ARE_YOU_THERE = {"prompt": "are you there", "max_tokens": 1, "temperature": 0}
 
 
 @dataclass
@@ -73,7 +73,7 @@ def served(launch: Launch, tmp_path: Path) -> Launched:
     keys = tmp_path / "keys"
     keys.write_text("".join(f"{name}: {key}\n" for name, key in KEYS.items()))
     flags = ("--api-key-file", str(keys), "--max-concurrent-requests", str(LIMIT), "--json-output")
-    return launch(*flags).wait_ready()
+    return launch(*flags, hold=tmp_path / "hold").wait_ready()
 
 
 class Generator:
@@ -110,31 +110,35 @@ class Generator:
 
     def fill_and_break(self) -> None:
         """Fills the server, is refused once, leaves some streams, and kills the worker under the others."""
-        streams = [self.open(number) for number in range(LIMIT)]
-        now = self.launched.metrics()
-        balance(now)
-        assert now.value(IN_FLIGHT) == LIMIT
-        self.refused("/generate", {"inputs": "one too many"}, 429, "overloaded")
-        balance(self.launched.metrics())
-
-        for _, events in streams[:LEAVING]:
-            events.close()
-            self.books.failed["dropped"] += 1
-        staying = streams[LEAVING:]
         seen = threading.Semaphore(0)
-        answers: list[Any] = [None] * len(staying)
 
         def read(place: int) -> None:
             request, events = staying[place]
             with events:
                 answers[place] = follow(events, request, seen.release)
 
-        threads = [threading.Thread(target=read, args=(place,), daemon=True) for place in range(len(staying))]
-        for thread in threads:
-            thread.start()
-        for _ in range(5 * len(staying)):
-            assert seen.acquire(timeout=60)
-        self.launched.worker().signal(signal.SIGKILL)
+        # None ends before the worker is lost.
+        with self.launched.slow_worker():
+            streams = [self.open(number) for number in range(LIMIT)]
+            now = self.launched.metrics()
+            balance(now)
+            assert now.value(IN_FLIGHT) == LIMIT
+            self.refused("/generate", {"inputs": "one too many"}, 429, "overloaded")
+            balance(self.launched.metrics())
+
+            for _, events in streams[:LEAVING]:
+                events.close()
+                self.books.failed["dropped"] += 1
+            staying = streams[LEAVING:]
+            answers: list[Any] = [None] * len(staying)
+            threads = [
+                threading.Thread(target=read, args=(place,), daemon=True) for place in range(len(staying))
+            ]
+            for thread in threads:
+                thread.start()
+            for _ in range(5 * len(staying)):
+                assert seen.acquire(timeout=60)
+            self.lose_the_worker()
         self.ask_until_it_is_back()
         for thread in threads:
             thread.join(wire.TIMEOUT)
@@ -143,23 +147,24 @@ class Generator:
             assert answer.pieces[-1] == 1200
             self.books.success(answer.prompt_tokens, answer.pieces[-1])
 
+    def lose_the_worker(self) -> None:
+        """Asks while there is none."""
+        with self.launched.without_worker():
+            reply = self.post("/v1/completions", ARE_YOU_THERE)
+            assert reply.status == 503 and reply.headers["retry-after"], reply
+            self.books.failed["unavailable"] += 1
+
     def ask_until_it_is_back(self) -> None:
-        """One request after the other, until one was refused and one after that served."""
-        refused = False
-        health = self.launched.health
-        wait_for(lambda: (reply := health()) and reply.status == 503, "the loss to be noticed", 30, 0.001)
+        """One request after the other, until one is served."""
 
         def back() -> bool:
-            nonlocal refused
-            body = {"prompt": "are you there", "max_tokens": 1, "temperature": 0}
-            reply = self.post("/v1/completions", body)
+            reply = self.post("/v1/completions", ARE_YOU_THERE)
             if reply.status == 200:
                 usage = reply.json()["usage"]
                 self.books.success(usage["prompt_tokens"], usage["completion_tokens"])
-                return refused
+                return True
             assert reply.status == 503 and reply.headers["retry-after"], reply
             self.books.failed["unavailable"] += 1
-            refused = True
             return False
 
         wait_for(back, "the worker to be replaced", 180, 0.05)

@@ -19,17 +19,16 @@ from conftest import Launch, assert_no_stack_trace
 from exposition import RESTARTS
 from launched import ON_TORCH, Launched
 from load import Answer, Ask, ask, ask_all, complete, generate
-from processes import Process, wait_for
 from prompts import QUESTIONS, as_text
 from test_lifecycle import Running
-from test_recovery import CLIENTS, Crowd, mixed_requests, not_ready, wait_ready_again
+from test_recovery import CLIENTS, Crowd, mixed_requests, strike, wait_ready_again
 
 TWO = ("--num-shard", "2")
 TWO_ON_TORCH = (*TWO, *ON_TORCH)
 STAGES = ("--pipeline-parallel", "2", *ON_TORCH)
 
 # Longer than the machine's hiccups, with two workers and a dozen clients on two cores.
-QUICK_TO_NOTICE = ("--step-timeout", "4")
+QUICK_TO_NOTICE = ("--step-timeout", "5")
 
 # Each rank in each way.
 FAULTS = [(signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGKILL, 0), (signal.SIGSTOP, 1)]
@@ -41,19 +40,12 @@ def greedy_requests() -> list[Ask]:
     return asks
 
 
-def wait_blamed(launched: Launched, fault: signal.Signals, rank: int) -> None:
-    """Health names the rank that had the fault, and no other."""
-    reply = wait_for(
-        lambda: not_ready(launched), f"health to say that worker {rank} is lost", 90, every=0.002
-    )
-    what = "died" if fault == signal.SIGKILL else "stopped answering"
-    assert f"worker {rank} {what}" in reply.json()["error"], reply.json()
-
-
 def disturb(launched: Launched, fault: signal.Signals, rank: int) -> None:
-    worker: Process = launched.worker(rank)
-    worker.signal(fault)
-    wait_blamed(launched, fault, rank)
+    """Health names the rank that had the fault, and no other."""
+    worker = launched.worker(rank)
+    if reply := strike(launched, worker, fault):
+        what = "died" if fault == signal.SIGKILL else "stopped answering"
+        assert f"worker {rank} {what}" in reply.json()["error"], reply.json()
     wait_ready_again(launched, worker)
 
 

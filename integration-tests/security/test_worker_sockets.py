@@ -188,18 +188,11 @@ def wire_refuses(launched: Launched) -> bool:
     return health.status == 503
 
 
-def test_a_recovery_whose_worker_is_stopped_while_it_loads_goes_on(launch: Launch) -> None:
-    launched = launch("--load-timeout", "5").wait_ready()
+def test_a_recovery_whose_worker_is_stopped_while_it_loads_goes_on(launch: Launch, tmp_path: Path) -> None:
+    launched = launch("--load-timeout", "5", hold=tmp_path / "hold").wait_ready()
     before = ask(launched.address, STORY)
-    first = launched.worker()
-    first.signal(signal.SIGKILL)
-    second = wait_for(
-        lambda: [worker for worker in launched.workers() if worker.pid != first.pid][:1],
-        "a new worker",
-        60,
-        every=0.002,
-    )[0]
-    second.signal(signal.SIGSTOP)
+    with launched.without_worker() as second:
+        second.signal(signal.SIGSTOP)
     assert wire.get(launched.address, "/health").status == 503, "it is not ready, and says so"
     wait_for(lambda: wire.get(launched.address, "/health").status == 200, "recovery", 90)
     assert launched.worker().pid != second.pid

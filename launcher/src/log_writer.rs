@@ -232,7 +232,7 @@ mod tests {
             reader
         });
         let began = Instant::now();
-        log.wait_until_written(20 * PATIENCE);
+        log.wait_until_written(LONGEST_WAIT);
         assert!(began.elapsed() > PATIENCE, "{:?}", began.elapsed());
         assert!(log.0.lock().waiting.is_empty() && !log.0.lock().is_writing);
         drop(slow.join().unwrap());

@@ -112,6 +112,10 @@ mod tests {
 
     use super::*;
 
+    /// Ten times of it is more than a thread of a busy machine stands still or waits for a processor here.
+    const TIMEOUT: Duration = Duration::from_millis(400);
+    const LONGER: Duration = Duration::from_millis(401);
+
     /// As long as its thread computes.
     fn compute(longest: Duration) {
         let clock = ThreadClock::own();
@@ -121,11 +125,11 @@ mod tests {
 
     #[test]
     fn who_waits_has_not_computed() {
-        let limits = Limits { timeout: Duration::from_millis(20), ..Limits::default() };
+        let limits = Limits { timeout: TIMEOUT, ..Limits::default() };
         let stop = Stop::begin(Cancel::new(), limits.timeout);
-        thread::sleep(Duration::from_millis(40));
+        thread::sleep(LONGER);
         assert!(stop.check(&limits).is_ok());
-        compute(Duration::from_millis(21));
+        compute(LONGER);
         assert_eq!(stop.check(&limits).unwrap_err().kind, Kind::TimedOut);
     }
 
@@ -139,19 +143,19 @@ mod tests {
 
     #[test]
     fn another_thread_sees_what_this_one_has_computed() {
-        let limits = Limits { timeout: Duration::from_millis(20), ..Limits::default() };
+        let limits = Limits { timeout: TIMEOUT, ..Limits::default() };
         let (send, stops) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let begun = limits.timeout;
         let working = thread::spawn(move || {
             send.send(Stop::begin(Cancel::new(), begun)).unwrap();
             ended.recv().unwrap();
-            compute(begun + Duration::from_millis(1));
+            compute(LONGER);
             send.send(Stop::begin(Cancel::new(), begun)).unwrap();
             ended.recv().unwrap();
         });
         let stop = stops.recv().unwrap();
-        compute(Duration::from_millis(40));
+        compute(LONGER);
         assert!(stop.check(&limits).is_ok());
         end.send(()).unwrap();
         stops.recv().unwrap();

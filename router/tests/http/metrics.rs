@@ -105,7 +105,7 @@ async fn the_first_token_of_best_of_is_that_of_the_first_to_begin() {
 #[ignore = "is run by `requests_are_counted`, in a process of its own"]
 async fn every_request_counts_once_and_every_end_has_its_cause() {
     let mut setup = Setup::default();
-    setup.mock.step_fixed = std::time::Duration::from_millis(1);
+    setup.mock.step_fixed = std::time::Duration::from_millis(3);
     setup.mock.state_bytes = 4096;
     setup.mock.snapshots = 8;
     setup.flags = vec!["--max-batch-size", "3"];

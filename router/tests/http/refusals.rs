@@ -275,7 +275,7 @@ async fn a_template_that_refuses_is_a_422_with_its_words() {
 #[tokio::test]
 async fn a_full_server_says_when_to_come_back_also_to_streams() {
     let mut setup = Setup { flags: vec!["--max-concurrent-requests", "2"], ..Setup::default() };
-    setup.mock.step_fixed = std::time::Duration::from_millis(1);
+    setup.mock.step_fixed = std::time::Duration::from_millis(5);
     let served = Served::ready(setup).await;
     let endless = json!({"inputs": "hi", "parameters": {"max_new_tokens": 3000}});
     let mut running = Vec::new();
