@@ -10,14 +10,13 @@ use serde_json::Value;
 use crate::Tool;
 use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
 use crate::json::{Scan, Scanner, push_quoted, push_text};
-use crate::readers::MAX_NAME;
-use crate::schema::{self, Types};
+use crate::schema::{Lookups, Types};
 
 /// Bytes of a value that is held. A longer one is passed on as a text.
 const MAX_VALUE: usize = 1 << 20;
 
 /// Bytes of an element's head: its marker, the key, attributes.
-const MAX_HEAD: usize = 2 * MAX_NAME;
+pub(crate) const MAX_HEAD: usize = 512;
 
 /// Elements within each other in one value.
 const MAX_DEPTH: usize = 32;
@@ -367,8 +366,8 @@ impl Ends {
 impl Form {
     fn json(&self, text: &str, parameters: &Parameters, root: &Value) -> String {
         if let Closes::Key(close, end) = parameters.closes {
-            let elements = Elements { open: parameters.open, close, end, root };
-            let schema = schema::property(root, root, &self.key);
+            let mut elements = Elements { open: parameters.open, close, end, schemas: Lookups::new(root) };
+            let schema = elements.schemas.property(root, &self.key);
             if let Some(json) = elements.json(text, schema, 0) {
                 return json;
             }
@@ -387,12 +386,13 @@ struct Elements<'a> {
     open: &'a str,
     close: &'a str,
     end: &'a str,
-    root: &'a Value,
+    /// For all elements of the value, however many there are.
+    schemas: Lookups<'a>,
 }
 
 impl<'a> Elements<'a> {
     /// None when the text is not made of elements.
-    fn json(&self, text: &str, schema: Option<&'a Value>, depth: usize) -> Option<String> {
+    fn json(&mut self, text: &str, schema: Option<&'a Value>, depth: usize) -> Option<String> {
         if depth > MAX_DEPTH || !text.trim_start().starts_with(self.open) {
             return None;
         }
@@ -419,8 +419,8 @@ impl<'a> Elements<'a> {
                 json.push_str(", ");
             }
             let schema = match (is_list, schema) {
-                (true, Some(schema)) => schema::items(self.root, schema),
-                (false, Some(schema)) => schema::property(self.root, schema, tag),
+                (true, Some(schema)) => self.schemas.items(schema),
+                (false, Some(schema)) => self.schemas.property(schema, tag),
                 (_, None) => None,
             };
             if !is_list {
@@ -430,7 +430,7 @@ impl<'a> Elements<'a> {
             match self.json(inside, schema, depth + 1) {
                 Some(nested) => json.push_str(&nested),
                 None => {
-                    let types = schema.map(|schema| Types::of_schema(self.root, schema)).unwrap_or_default();
+                    let types = schema.map(|schema| self.schemas.types(schema)).unwrap_or_default();
                     json.push_str(&types.json(inside));
                 }
             }
@@ -458,5 +458,40 @@ impl<'a> Elements<'a> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Without it a value of a megabyte looks at a schema's alternatives for each of its elements.
+    #[test]
+    fn all_elements_of_a_value_have_one_budget() {
+        let many: Vec<Value> =
+            (0..900).map(|n| json!({"properties": {(format!("p{n}")): {"type": "integer"}}})).collect();
+        let root = json!({
+            "properties": {"points": {"type": "array", "items": {"$ref": "#/$defs/point"}}, "any": {"anyOf": many}},
+            "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}},
+        });
+        let parsed = |key: &str, text: &str| {
+            let mut elements = Elements { open: "<", close: "</", end: ">", schemas: Lookups::new(&root) };
+            let schema = elements.schemas.property(&root, key);
+            let json = elements.json(text, schema, 0).expect("elements");
+            (serde_json::from_str::<Value>(&json).expect("JSON"), elements.schemas.looked_at())
+        };
+        let (points, looked_at) = parsed("points", &"<item><x>5</x><name>5</name></item>".repeat(20_000));
+        assert!(
+            points.as_array().expect("a list").iter().all(|point| *point == json!({"x": 5, "name": "5"}))
+        );
+        // What a point is, twice, and the types of its two properties.
+        assert_eq!(looked_at, 2 + 2);
+        let text: String = (0..2000).map(|n| format!("<x{n}>5</x{n}>")).collect();
+        let (any, looked_at) = parsed("any", &format!("<p7>5</p7>{text}<p7>6</p7><p8>6</p8>"));
+        // 2,000 times 900 are not looked at, and of what was not looked at before nothing is known.
+        assert_eq!(looked_at, 10_000);
+        assert_eq!((&any["p7"], &any["x0"], &any["p8"]), (&json!(6), &json!("5"), &json!("6")));
     }
 }
