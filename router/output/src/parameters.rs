@@ -74,11 +74,22 @@ struct Form {
 /// What ends a value.
 #[derive(Debug, Default)]
 struct Ends {
-    /// The first are the element's own, and the others belong to what follows: a tool may have very many arguments.
+    /// The first are the element's own, and the others belong to what follows.
     markers: Vec<String>,
     own: usize,
+    next: Option<NextElement>,
     /// Few bytes of a value are one of them.
     first_bytes: Vec<u8>,
+}
+
+/// The element of another argument, which ends a value too. A tool may have very many: its key is looked for among them.
+#[derive(Debug)]
+struct NextElement {
+    /// Up to the key.
+    open: String,
+    head_end: &'static str,
+    /// Bytes of the longest key.
+    longest: usize,
 }
 
 /// What one step made of the text.
@@ -147,7 +158,8 @@ impl ParameterStream {
                 }
             }
             Stage::Text(ends) => {
-                let (end, found) = ends.find(text, 0, over);
+                let schema = self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters);
+                let (end, found) = ends.find(text, 0, over, schema);
                 push_text(json, &text[..end]);
                 match found {
                     Seen::Found(bytes, ()) => {
@@ -166,7 +178,7 @@ impl ParameterStream {
                 if held.is_within_json(&text[..limit], over || limit < text.len()) {
                     return Step::NotYet;
                 }
-                let (end, found) = held.ends.find(&text[..limit], held.at, ends_here);
+                let (end, found) = held.ends.find(&text[..limit], held.at, ends_here, schema);
                 held.at = end;
                 match found {
                     Seen::Found(bytes, ()) => {
@@ -267,14 +279,21 @@ impl ParameterStream {
             Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
         };
         let own = markers.len();
+        let mut next = None;
         if self.parameters.may_stay_open {
             let keys = self.schema().get("properties").and_then(Value::as_object).into_iter().flatten();
-            let (open, head_end) = (self.parameters.open, self.parameters.head_ends.last().unwrap_or(&""));
-            markers.extend(keys.map(|(key, _)| format!("\n{open}{key}{head_end}")));
+            let head_end = self.parameters.head_ends.last();
+            // A longer key is not read.
+            let longest = keys.map(|(key, _)| key.len()).max().map(|longest| longest.min(MAX_HEAD));
+            next = longest.zip(head_end).map(|(longest, &head_end)| NextElement {
+                open: format!("\n{}", self.parameters.open),
+                head_end,
+                longest,
+            });
             let closes = around.beyond.iter().filter(|marker| marker.starts_with("</"));
             markers.extend(closes.map(|close| format!("\n{}\n{close}", around.close.concat())));
         }
-        let ends = Arc::new(Ends::new(markers, own));
+        let ends = Arc::new(Ends::new(markers, own, next));
         if matches!(self.parameters.closes, Closes::Markers(_)) {
             self.ends = Some(ends.clone());
         }
@@ -339,27 +358,56 @@ impl Held {
 }
 
 impl Ends {
-    fn new(markers: Vec<String>, own: usize) -> Self {
-        let mut first_bytes: Vec<u8> = markers.iter().filter_map(|marker| marker.bytes().next()).collect();
+    fn new(markers: Vec<String>, own: usize, next: Option<NextElement>) -> Self {
+        let opens = markers.iter().chain(next.as_ref().map(|next| &next.open));
+        let mut first_bytes: Vec<u8> = opens.filter_map(|marker| marker.bytes().next()).collect();
         first_bytes.sort_unstable();
         first_bytes.dedup();
-        Self { markers, own, first_bytes }
+        Self { markers, own, next, first_bytes }
     }
 
-    /// The end of the value, with the bytes of the marker to pass.
-    fn find(&self, text: &str, from: usize, over: bool) -> (usize, Seen<()>) {
+    /// The end of the value, with the bytes of the marker to pass. `schema` is the called tool's.
+    fn find(&self, text: &str, from: usize, over: bool, schema: &Value) -> (usize, Seen<()>) {
+        let (own, others) = self.markers.split_at(self.own);
         for at in from..text.len() {
             if !self.first_bytes.contains(&text.as_bytes()[at]) {
                 continue;
             }
-            let is_own = || matches!(seen(&self.markers[..self.own], text, at, over), Seen::Found(..));
-            match seen(&self.markers, text, at, over) {
+            match seen(own, text, at, over) {
                 Seen::Nothing => {}
-                Seen::Found(..) if !is_own() => return (at, Seen::Found(0, ())),
                 seen => return (at, seen),
+            }
+            let next = self.next.as_ref().map_or(Seen::Nothing, |next| next.seen(text, at, over, schema));
+            match next {
+                Seen::Nothing => {}
+                seen => return (at, seen),
+            }
+            match seen(others, text, at, over) {
+                Seen::Nothing => {}
+                Seen::Found(..) => return (at, Seen::Found(0, ())),
+                Seen::Partly => return (at, Seen::Partly),
             }
         }
         (text.len(), Seen::Nothing)
+    }
+}
+
+impl NextElement {
+    /// None of its bytes are to be passed.
+    fn seen(&self, text: &str, at: usize, over: bool, schema: &Value) -> Seen<()> {
+        let key = match seen(&[&self.open], text, at, over) {
+            Seen::Found(bytes, ()) => at + bytes,
+            other => return other,
+        };
+        let limit = key + at_most(&text[key..], self.longest + self.head_end.len());
+        match find(&[self.head_end], &text[..limit], key, over || limit < text.len()) {
+            (end, Seen::Found(..)) if schema["properties"].get(&text[key..end]).is_some() => {
+                Seen::Found(0, ())
+            }
+            (_, Seen::Partly) => Seen::Partly,
+            (_, Seen::Nothing) if limit == text.len() && !over && limit - key <= self.longest => Seen::Partly,
+            _ => Seen::Nothing,
+        }
     }
 }
 

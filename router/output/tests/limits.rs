@@ -160,14 +160,14 @@ fn a_megabyte_takes_linear_time() {
     }
 }
 
-/// Each may end a value of another whose own end is missing.
+/// Each may end, at any line, a value of another whose own end is missing.
 #[test]
 fn a_tool_may_have_very_many_arguments() {
     let properties: serde_json::Map<String, serde_json::Value> =
         (0..100_000).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
     let tools: Arc<[Tool]> =
         [Tool { name: "f".to_owned(), parameters: json!({"properties": properties}) }].into();
-    let value = "some words, ".repeat(10_000);
+    let value = "a line\n".repeat(20_000);
     let mut parser = Parser::new(tool_format("qwen3_coder"), None, tools, Start::Content);
     let (mut answer, mut deltas) = (Answer::default(), Vec::new());
     let begin = Instant::now();
