@@ -148,8 +148,12 @@ impl EnvelopeReader {
             match &mut self.stage {
                 Stage::InKey(from, scanner) => {
                     let scan = scanner.read(byte);
-                    if matches!(scan, Scan::Wrong | Scan::Control | Scan::NoEscape) || *at - *from > MAX_NAME
-                    {
+                    if matches!(scan, Scan::Wrong | Scan::Control | Scan::NoEscape) {
+                        return Read::NoCall;
+                    }
+                    if *at - *from > MAX_KEY {
+                        // This byte may be within a character.
+                        *at = *from;
                         return Read::NoCall;
                     }
                     *at += 1;

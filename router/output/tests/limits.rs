@@ -216,6 +216,19 @@ fn a_long_value_that_is_not_a_text_by_its_schema_comes_out_as_one() {
     assert_eq!(arguments["b"], json!(value));
 }
 
+/// What is given up is given out up to a character's end.
+#[test]
+fn a_key_that_is_too_long_for_a_name_is_content() {
+    for character in ["n", "é", "日", "\u{20000}"] {
+        for shift in ["", "n", "nn"] {
+            let text = format!("<tool_call>{}{{\"{shift}{}", " ".repeat(5000), character.repeat(4000));
+            for (answer, _) in [whole("hermes", &text), by_byte("hermes", &text)] {
+                assert!(answer.content == text && answer.calls.is_empty(), "{character} {shift:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn prose_is_given_out_at_once() {
     for format in tool_formats() {
