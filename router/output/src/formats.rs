@@ -53,11 +53,9 @@ pub struct ReasoningFormat {
     pub(crate) close: &'static [&'static str],
     pub(crate) ends_at_call: EndsAtCall,
     pub(crate) silent: &'static [&'static str],
-    /// What a prompt ends with that has the model not reason; none: what closes reasoning.
+    /// What a prompt ends with that has the model not reason; none: what closes reasoning. White space at its end ends the head
+    /// of the answer's message.
     pub(crate) off: &'static [&'static str],
-    /// Where a prompt leaves it to the model whether to reason, the answer begins with the rest of its message's head: white space
-    /// before a text is no part of it.
-    pub(crate) begins_in_head: bool,
 }
 
 impl ReasoningFormat {
@@ -72,6 +70,12 @@ impl ReasoningFormat {
     }
 }
 
+
+    /// Where a prompt leaves it to the model whether to reason, the answer begins with the rest of its message's head: white space
+    /// before a text is no part of it.
+    pub(crate) fn begins_in_head(&self) -> bool {
+        self.off.iter().any(|off| off.ends_with(char::is_whitespace))
+    }
 /// Whether a call within reasoning ends it, which then was not closed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum EndsAtCall {

@@ -363,7 +363,7 @@ impl Parser {
     }
 
     fn begins_in_head(&self) -> bool {
-        self.reasoning.is_some_and(|format| format.begins_in_head)
+        self.reasoning.is_some_and(ReasoningFormat::begins_in_head)
     }
 
     fn mark(&mut self, space: usize, bytes: usize, mark: Mark) {

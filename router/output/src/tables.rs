@@ -620,7 +620,6 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         silent: HYPERCLOVAX_MESSAGES,
         // Every message ends as reasoning does.
         off: &["<|im_start|>assistant\n"],
-        begins_in_head: true,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -768,7 +767,6 @@ const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     ends_at_call: EndsAtCall::Never,
     silent: &[],
     off: &[],
-    begins_in_head: false,
 };
 
 const NAME: Name = Name { ends: &[], stops: &[], attribute: None, prefix: "", id_end: None, cut: None };
