@@ -20,6 +20,8 @@ pub struct ToolFormat {
     pub(crate) silent: &'static [&'static str],
     /// Ends an answer without calls, as every message of the template ends. It is left out. Empty: nothing does.
     pub(crate) end: &'static str,
+    /// Tokens that end an answer, also where the model's files do not say so.
+    pub stop_tokens: &'static [&'static str],
 }
 
 impl ToolFormat {
@@ -68,14 +70,14 @@ impl ReasoningFormat {
     pub(crate) fn has_messages(&self) -> bool {
         self.open.contains(&inkling::THINKING)
     }
-}
-
 
     /// Where a prompt leaves it to the model whether to reason, the answer begins with the rest of its message's head: white space
     /// before a text is no part of it.
     pub(crate) fn begins_in_head(&self) -> bool {
         self.off.iter().any(|off| off.ends_with(char::is_whitespace))
     }
+}
+
 /// Whether a call within reasoning ends it, which then was not closed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum EndsAtCall {

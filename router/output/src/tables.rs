@@ -219,6 +219,8 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             body: Body::Envelope(Envelope { arguments: &["arguments", "parameters", "input"], ..ENVELOPE }),
         }],
         silent: HYPERCLOVAX_MESSAGES,
+        // Its model card has clients ask for both.
+        stop_tokens: &["<|stop|>", "<|endofturn|>"],
         ..FORMAT
     },
     ToolFormat {
@@ -532,9 +534,11 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         ],
         calls: &[Call {
             open: &["<|python_tag|>", ""],
-            close: &["<|eom_id|>"],
+            close: &[],
             body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
         }],
+        // In place of `<|eot_id|>` where the model waits for a result, and at times behind a text.
+        stop_tokens: &["<|eom_id|>"],
         ..FORMAT
     },
     ToolFormat {
@@ -755,8 +759,16 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
     },
 ];
 
-const FORMAT: ToolFormat =
-    ToolFormat { name: "", aliases: &[], signs: &[], section: None, calls: &[], silent: &[], end: "" };
+const FORMAT: ToolFormat = ToolFormat {
+    name: "",
+    aliases: &[],
+    signs: &[],
+    section: None,
+    calls: &[],
+    silent: &[],
+    end: "",
+    stop_tokens: &[],
+};
 
 const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     name: "",
