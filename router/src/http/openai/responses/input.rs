@@ -1,6 +1,7 @@
 //! The items of `input` of `/v1/responses`, read as messages of a chat and as tools.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
@@ -432,6 +433,28 @@ impl<'a> InputItem<'a> {
         })
     }
 
+    /// The id of the call that it is.
+    fn call(&self) -> Option<&'a str> {
+        match self {
+            Self::FunctionCall { call_id, .. }
+            | Self::CustomToolCall { call_id, .. }
+            | Self::LocalShellCall { call_id, .. } => Some(*call_id),
+            Self::ToolSearchCall { execution, call_id, .. } => search::of_client(*execution, *call_id),
+            _ => None,
+        }
+    }
+
+    /// The id of the call whose result it is.
+    fn result_of(&self) -> Option<&'a str> {
+        match self {
+            Self::FunctionCallOutput { call_id, .. } | Self::CustomToolCallOutput { call_id, .. } => {
+                Some(*call_id)
+            }
+            Self::ToolSearchOutput { execution, call_id, .. } => search::of_client(*execution, *call_id),
+            _ => None,
+        }
+    }
+
     /// Items that an answer had become one message again: its reasoning, its text, its calls.
     fn add_to(self, messages: &mut Vec<Value>) {
         match self {
@@ -555,6 +578,37 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[last]
 }
 
+/// What agents say while calls have no result yet: templates take no message between these, so it comes behind the last result.
+#[derive(Default)]
+struct Late<'a> {
+    calls: HashSet<&'a str>,
+    said: Vec<Value>,
+}
+
+impl<'a> Late<'a> {
+    fn add(&mut self, item: InputItem<'a>, messages: &mut Vec<Value>) {
+        let mut is_late = false;
+        match &item {
+            InputItem::AgentMessage { .. } => is_late = !self.calls.is_empty(),
+            // What has no result by now has none.
+            InputItem::Message { role, .. } if *role != Role::Assistant => {
+                self.calls.clear();
+                messages.append(&mut self.said);
+            }
+            item => {
+                self.calls.extend(item.call());
+                if let Some(call) = item.result_of() {
+                    self.calls.remove(call);
+                }
+            }
+        }
+        item.add_to(if is_late { &mut self.said } else { messages });
+        if self.calls.is_empty() {
+            messages.append(&mut self.said);
+        }
+    }
+}
+
 /// What is left out, by why it is: the first place, and how many more.
 #[derive(Default)]
 struct LeftOut(Vec<(&'static str, Place, usize)>);
@@ -594,6 +648,7 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
             }
             let mut unseen = Unseen::default();
             let mut left_out = LeftOut::default();
+            let mut late = Late::default();
             for item in objects(&INPUT.into(), &items) {
                 let item = item?;
                 let read = InputItem::read(&item, &mut unseen)?;
@@ -605,8 +660,9 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
                 if let Some((place, why)) = read.left_out(&item) {
                     left_out.add(why, place);
                 }
-                read.add_to(&mut messages);
+                late.add(read, &mut messages);
             }
+            messages.append(&mut late.said);
             unseen.warn(warnings);
             left_out.warn(warnings);
             if messages.is_empty() && !items.is_empty() {
@@ -942,6 +998,59 @@ mod tests {
         assert_eq!(asked.params.warnings.lines(), [line]);
     }
 
+    /// Another agent's words come when they come.
+    #[test]
+    fn what_an_agent_says_parts_no_call_from_its_result() {
+        let call =
+            |id: &str| json!({"type": "function_call", "call_id": id, "name": "wait", "arguments": "{}"});
+        let result = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "21"});
+        let agent = |text: &str| {
+            let content = json!([{"type": "input_text", "text": text}]);
+            json!({"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": content})
+        };
+        let user = json!({"role": "user", "content": "Go on."});
+        let said = json!({"role": "assistant", "content": "I wait."});
+        for (input, told) in [
+            (vec![call("1"), agent("A"), result("1")], vec!["call 1", "result 1", "A"]),
+            (
+                vec![
+                    call("1"),
+                    agent("A"),
+                    call("2"),
+                    result("2"),
+                    agent("B"),
+                    result("1"),
+                    agent("C"),
+                    call("3"),
+                ],
+                vec!["call 1 2", "result 2", "result 1", "A", "B", "C", "call 3"],
+            ),
+            (
+                vec![call("1"), result("1"), agent("A"), call("2"), result("2")],
+                vec!["call 1", "result 1", "A", "call 2", "result 2"],
+            ),
+            // One that was broken off.
+            (vec![call("1"), agent("A"), user, agent("B")], vec!["call 1", "A", "Go on.", "B"]),
+            (vec![call("1"), agent("A"), said, result("1")], vec!["call 1", "result 1", "A"]),
+            (vec![call("1"), agent("A")], vec!["call 1", "A"]),
+        ] {
+            let messages = parsed(json!({"input": input})).expect("valid").chat.chat.messages;
+            let ids = |message: &Value| -> Vec<String> {
+                let calls = message["tool_calls"].as_array().into_iter().flatten();
+                calls.filter_map(|call| call["id"].as_str().map(str::to_owned)).collect()
+            };
+            let of = |message: &Value| match message["role"].as_str() {
+                Some("assistant") => format!("call {}", ids(message).join(" ")),
+                Some("tool") => format!("result {}", message["tool_call_id"].as_str().expect("an id")),
+                _ => {
+                    let text = message["content"].as_str().expect("a text");
+                    text.strip_prefix("[/root/a to /root]\n").unwrap_or(text).to_owned()
+                }
+            };
+            assert_eq!(messages.iter().map(of).collect::<Vec<_>>(), told, "{messages:?}");
+        }
+    }
+
     /// As Codex sends it where it keeps the tools of MCP servers back.
     fn search() -> Value {
         let query =
@@ -1084,6 +1193,71 @@ mod tests {
         assert_eq!(names(kept, json!([user])), [true, true, true]);
     }
 
+    /// OpenAI's reference allows tools of its servers so, and a client that keeps tools back allows these before they are found.
+    #[test]
+    fn of_allowed_tools_those_are_left_out_that_are_elsewhere() {
+        let function =
+            |name: &str, deferred: bool| json!({"type": "function", "name": name, "defer_loading": deferred});
+        let mcp = json!({"type": "mcp", "server_label": "docs"});
+        let web = json!({"type": "web_search"});
+        let named = |name: &str| json!({"type": "function", "name": name});
+        let tools =
+            json!([function("a", false), function("b", true), function("c", false), search(), web, mcp]);
+        let allowed =
+            |mode: &str, tools: Value| json!({"type": "allowed_tools", "mode": mode, "tools": tools});
+        let all = json!([named("a"), named("b"), mcp, web, {"type": "tool_search"}]);
+        let user = json!({"role": "user", "content": "Hi"});
+        let found = json!({"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": [function("b", true)]});
+        for (choice, place) in [
+            (allowed("auto", all.clone()), "tool_choice.tools"),
+            (
+                json!({"type": "allowed_tools", "allowed_tools": allowed("required", all)}),
+                "tool_choice.allowed_tools.tools",
+            ),
+        ] {
+            for (input, is_found) in [(json!([user]), false), (json!([user, found]), true)] {
+                let more = json!({"input": input, "tools": tools, "tool_choice": choice});
+                let asked = parsed(more).expect("valid").chat;
+                let left_out = |place: &str, kind: &str| {
+                    format!("`{place}` has no effect here: this server runs no {kind}")
+                };
+                assert_eq!(
+                    asked.params.warnings.lines(),
+                    [
+                        left_out("tools[4]", "web_search"),
+                        left_out("tools[5]", "mcp"),
+                        left_out(&format!("{place}[2]"), "mcp"),
+                        left_out(&format!("{place}[3]"), "web_search"),
+                    ]
+                );
+                let tools = format!("{:?}", asked.tools.expect("tools"));
+                let may_be_called = |name: &str| tools.contains(&format!("name: \"{name}\""));
+                assert_eq!(
+                    ["a", "b", "c", "tool_search"].map(may_be_called),
+                    [true, is_found, false, true],
+                    "{tools}"
+                );
+            }
+        }
+        for (choice, says) in [
+            (
+                allowed("required", json!([mcp])),
+                "`tool_choice` asks for a call, and allows no tool that can be called",
+            ),
+            (
+                allowed("required", json!([named("b")])),
+                "`tool_choice` asks for a call, and allows no tool that can be called",
+            ),
+            (allowed("auto", json!([named("d")])), "`tool_choice` names a tool that is not in `tools`: d"),
+            (named("b"), "`tool_choice` names a tool that `defer_loading` keeps back until it is found: b"),
+            (allowed("auto", json!([{"type": "shell"}])), "`tool_choice` must be \"auto\""),
+            (allowed("auto", json!(["a"])), "`tool_choice.tools[0]` must be an object"),
+        ] {
+            let refused = refusal(json!({"tools": tools, "tool_choice": choice}));
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
     /// Not at the place that it would have once items have become messages.
     #[test]
     fn what_is_wrong_is_where_the_client_has_it() {
@@ -1193,71 +1367,6 @@ mod tests {
     fn reasoning_that_another_server_has_encrypted_is_left_out_by_name() {
         let reasoning = |summary: Value, encrypted: &str| json!({"type": "reasoning", "summary": summary, "encrypted_content": encrypted});
         let said = |text: &str| json!({"role": "assistant", "content": text});
-    /// OpenAI's reference allows tools of its servers so, and a client that keeps tools back allows these before they are found.
-    #[test]
-    fn of_allowed_tools_those_are_left_out_that_are_elsewhere() {
-        let function =
-            |name: &str, deferred: bool| json!({"type": "function", "name": name, "defer_loading": deferred});
-        let mcp = json!({"type": "mcp", "server_label": "docs"});
-        let web = json!({"type": "web_search"});
-        let named = |name: &str| json!({"type": "function", "name": name});
-        let tools =
-            json!([function("a", false), function("b", true), function("c", false), search(), web, mcp]);
-        let allowed =
-            |mode: &str, tools: Value| json!({"type": "allowed_tools", "mode": mode, "tools": tools});
-        let all = json!([named("a"), named("b"), mcp, web, {"type": "tool_search"}]);
-        let user = json!({"role": "user", "content": "Hi"});
-        let found = json!({"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": [function("b", true)]});
-        for (choice, place) in [
-            (allowed("auto", all.clone()), "tool_choice.tools"),
-            (
-                json!({"type": "allowed_tools", "allowed_tools": allowed("required", all)}),
-                "tool_choice.allowed_tools.tools",
-            ),
-        ] {
-            for (input, is_found) in [(json!([user]), false), (json!([user, found]), true)] {
-                let more = json!({"input": input, "tools": tools, "tool_choice": choice});
-                let asked = parsed(more).expect("valid").chat;
-                let left_out = |place: &str, kind: &str| {
-                    format!("`{place}` has no effect here: this server runs no {kind}")
-                };
-                assert_eq!(
-                    asked.params.warnings.lines(),
-                    [
-                        left_out("tools[4]", "web_search"),
-                        left_out("tools[5]", "mcp"),
-                        left_out(&format!("{place}[2]"), "mcp"),
-                        left_out(&format!("{place}[3]"), "web_search"),
-                    ]
-                );
-                let tools = format!("{:?}", asked.tools.expect("tools"));
-                let may_be_called = |name: &str| tools.contains(&format!("name: \"{name}\""));
-                assert_eq!(
-                    ["a", "b", "c", "tool_search"].map(may_be_called),
-                    [true, is_found, false, true],
-                    "{tools}"
-                );
-            }
-        }
-        for (choice, says) in [
-            (
-                allowed("required", json!([mcp])),
-                "`tool_choice` asks for a call, and allows no tool that can be called",
-            ),
-            (
-                allowed("required", json!([named("b")])),
-                "`tool_choice` asks for a call, and allows no tool that can be called",
-            ),
-            (allowed("auto", json!([named("d")])), "`tool_choice` names a tool that is not in `tools`: d"),
-            (named("b"), "`tool_choice` names a tool that `defer_loading` keeps back until it is found: b"),
-            (allowed("auto", json!([{"type": "shell"}])), "`tool_choice` must be \"auto\""),
-            (allowed("auto", json!(["a"])), "`tool_choice.tools[0]` must be an object"),
-        ] {
-            let refused = refusal(json!({"tools": tools, "tool_choice": choice}));
-            assert!(refused.starts_with(says), "{refused}");
-        }
-    }
-
         let user = json!({"role": "user", "content": "Hi"});
         let summary = json!([{"type": "summary_text", "text": "S"}]);
         let input = json!([
