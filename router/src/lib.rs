@@ -284,7 +284,8 @@ async fn load(
             limits.max_total_tokens, model.max_positions
         );
     }
-    let eos = end_tokens(&model, &prompt);
+    let chats = ChatFormats::of(&prompt, &args.tool_call_parser, &args.reasoning_parser);
+    let eos = end_tokens(&model, &prompt, chats.stop_tokens);
     let (described, ends, vocabulary) = (model.clone(), eos.clone(), prompt.vocabulary().clone());
     let arguments = args.clone();
     // Takes a second for the largest vocabularies. Only requests with a grammar wait for it.
@@ -312,7 +313,6 @@ async fn load(
     let speculate = settings.speculate;
     let cache_groups = group.prepared().groups.clone();
     let scheduler = penstock_core::scheduler::spawn(group, source.clone(), settings, health.clone()).await;
-    let chats = ChatFormats::of(&prompt, &args.tool_call_parser, &args.reasoning_parser);
     let cache_namespace = cache_namespace(config, model_sha.as_deref());
     server.load(Loaded {
         chats,
@@ -406,9 +406,17 @@ fn speculate(args: &RouterArgs, model: &ModelDescription) -> u32 {
     args.speculate.unwrap_or(if model.draft_model.is_some() { MODEL_DRAFTS } else { 0 })
 }
 
-/// What ends a text, of the vocabulary. A worker takes no other token in a plan, and samples none.
-fn end_tokens(model: &ModelDescription, prompt: &Prompt) -> Vec<TokenId> {
+/// What ends a text, of the vocabulary. A worker takes no other token in a plan, and samples none. `stop_tokens` are those that the
+/// model is known to end its answers with.
+fn end_tokens(model: &ModelDescription, prompt: &Prompt, stop_tokens: &[&str]) -> Vec<TokenId> {
     let mut eos: Vec<_> = model.eos_ids.iter().copied().map(TokenId).chain(prompt.eos()).collect();
+    for name in stop_tokens {
+        let token = prompt.vocabulary().tokenizer().token_to_id(name).map(TokenId);
+        if let Some(token) = token.filter(|token| !eos.contains(token)) {
+            info!("{name} ends texts, too, which this model's files do not say");
+            eos.push(token);
+        }
+    }
     eos.sort_unstable();
     eos.dedup();
     let known = eos.partition_point(|token| token.0 < model.vocab_size);

@@ -13,6 +13,7 @@ use crate::argument_schemas::{
 };
 use crate::formats::{self, Body, Closes, Parameters, ToolFormat, Unknown};
 use crate::frames::{Elements, Frame, Writing};
+use crate::parameters::MAX_HEAD;
 use crate::part::{Callable, Part, Words};
 
 /// Optional properties with a comma between them, where none has to be there: each may be the first.
@@ -155,6 +156,11 @@ impl<'a> Writer<'a> {
         };
         let mut parts = Vec::new();
         for property in properties {
+            // The head ends within what stands before the value.
+            let before = elements.before_text.len().max(elements.before_json.len());
+            if elements.before_key.len() + property.key.len() + before > MAX_HEAD {
+                return unbound(&property.at, "its name is too long to be read in this format");
+            }
             let key = vec![Part::Text(format!("{}{}", elements.before_key, property.key))];
             let part =
                 self.element(elements, parameters, key, property.key, property.schema, &property.at)?;

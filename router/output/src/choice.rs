@@ -70,6 +70,7 @@ mod tests {
 
     use super::*;
     use crate::formats::{Body, Closes};
+    use crate::readers::MARKER;
 
     #[test]
     fn a_name_means_one_format() {
@@ -113,6 +114,8 @@ mod tests {
         }
         lists.extend(REASONING.iter().flat_map(|format| [format.open.to_vec(), format.close.to_vec()]));
         for list in lists {
+            // With what of a character is cut off.
+            assert!(list.iter().all(|marker| marker.len() + 3 <= MARKER), "{list:?}");
             for (at, marker) in list.iter().enumerate().filter(|(_, marker)| !marker.is_empty()) {
                 assert!(!list[at + 1..].iter().any(|later| later.starts_with(marker)), "{list:?}");
             }

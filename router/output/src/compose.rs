@@ -441,7 +441,7 @@ fn reasoning_first(format: &ReasoningFormat, template: &str, start: Start) -> Ve
         Start::Reasoning => vec![until, Part::Space],
         Start::Content => {
             let thought = vec![Part::Text(open.to_owned()), until, Part::Space];
-            let not_thought = if format.begins_in_head { vec![Part::Space] } else { Vec::new() };
+            let not_thought = if format.begins_in_head() { vec![Part::Space] } else { Vec::new() };
             vec![Part::OneOf(vec![thought, not_thought])]
         }
     }

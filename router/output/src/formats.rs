@@ -18,6 +18,8 @@ pub struct ToolFormat {
     pub(crate) silent: &'static [&'static str],
     /// Ends an answer without calls, as every message of the template ends. It is left out. Empty: nothing does.
     pub(crate) end: &'static str,
+    /// Tokens that end an answer, also where the model's files do not say so.
+    pub stop_tokens: &'static [&'static str],
 }
 
 impl ToolFormat {
@@ -51,17 +53,21 @@ pub struct ReasoningFormat {
     pub(crate) close: &'static [&'static str],
     pub(crate) ends_at_call: EndsAtCall,
     pub(crate) silent: &'static [&'static str],
-    /// What a prompt ends with that has the model not reason; none: what closes reasoning.
+    /// What a prompt ends with that has the model not reason; none: what closes reasoning. White space at its end ends the head
+    /// of the answer's message.
     pub(crate) off: &'static [&'static str],
-    /// Where a prompt leaves it to the model whether to reason, the answer begins with the rest of its message's head: white space
-    /// before a text is no part of it.
-    pub(crate) begins_in_head: bool,
 }
 
 impl ReasoningFormat {
     /// As `ToolFormat::has_channels`.
     pub(crate) fn has_channels(&self) -> bool {
         self.open.is_empty()
+    }
+
+    /// Where a prompt leaves it to the model whether to reason, the answer begins with the rest of its message's head: white space
+    /// before a text is no part of it.
+    pub(crate) fn begins_in_head(&self) -> bool {
+        self.off.iter().any(|off| off.ends_with(char::is_whitespace))
     }
 }
 

@@ -785,6 +785,38 @@ mod tests {
         assert_eq!(cut("hermes"), "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n}\n</tool_call>");
     }
 
+    /// Requests may give a function a name of 256 characters.
+    #[test]
+    fn the_longest_names_are_read() {
+        let read = |format: &'static ToolFormat, name: &str, text: &str| {
+            let parameters = serde_json::json!({"properties": {"n": {"type": "integer"}}});
+            let tools = [Tool { name: name.to_owned(), parameters }];
+            let mut parser = Parser::new(Some(format), None, tools.into(), Start::Content);
+            let mut deltas = Vec::new();
+            parser.push(text, &mut deltas);
+            parser.finish(&mut deltas);
+            let answer = Answer::of(&deltas);
+            let is_right = |call: &crate::Call| call.name == name && call.arguments == r#"{"n": 5}"#;
+            assert!(matches!(&answer.calls[..], [call] if is_right(call)), "{}: {text}", format.name);
+            assert!(answer.content.is_empty(), "{}: {text}", format.name);
+        };
+        for character in ["f", "\u{20000}"] {
+            let name = character.repeat(256);
+            for (format, template, _) in FRAMES {
+                let format = TOOLS.iter().find(|known| known.name == *format).expect("the format exists");
+                let call = (name.as_str(), r#"{"n": 5}"#.to_owned());
+                read(format, &name, &written_calls(format, template, &[call]));
+            }
+        }
+        // With an id before it, and as JSON escapes it.
+        let format = |name: &str| TOOLS.iter().find(|format| format.name == name).expect("the format exists");
+        let name = "\u{20000}".repeat(256);
+        let (id, escaped) = ("a".repeat(200), r"\ud840\udc00".repeat(256));
+        let solar = format!("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>{{\"n\": 5}}");
+        read(format("solar_open"), &name, &solar);
+        read(format("apertus"), &name, &format!("<|tools_prefix|>[{{\"{escaped}\": {{\"n\": 5}}}}]"));
+    }
+
     #[test]
     fn every_format_has_a_frame_whatever_the_template_says() {
         for format in TOOLS {

@@ -9,10 +9,10 @@ use crate::formats::{Seen, after_space, at_most, find, seen};
 use crate::json::Scanner;
 use crate::messages::{self, Arguments, Body};
 use crate::out::Out;
-use crate::readers::View;
+use crate::readers::{MARKER, MAX_HEAD, View};
 
-/// Bytes of a message's header.
-const MAX_HEADER: usize = 512;
+/// Bytes of a message's header, in which the name of a call stands.
+const MAX_HEADER: usize = MAX_HEAD;
 
 /// Tokens of the format, which are special.
 pub(crate) const SPECIAL: &[&str] =
@@ -119,7 +119,7 @@ impl Harmony {
                 }
             }
             State::Header(at) => {
-                let limit = at_most(text, 2 * MAX_HEADER);
+                let limit = at_most(text, MAX_HEADER + MARKER);
                 let (end, found) = find(&[MESSAGE], &text[..limit], *at, over && limit == text.len());
                 *at = end;
                 match found {

@@ -8,10 +8,10 @@ use crate::formats::{Envelope, ReasoningFormat, Seen, at_most, find};
 use crate::json::Scanner;
 use crate::messages::{self, Arguments, Body};
 use crate::out::Out;
-use crate::readers::{EnvelopeReader, Given, Read, View};
+use crate::readers::{EnvelopeReader, Given, MARKER, MAX_HEAD, Read, View};
 
-/// Bytes before a message's kind.
-const MAX_HEADER: usize = 512;
+/// Bytes before a message's kind, which may be the name of a call.
+const MAX_HEADER: usize = MAX_HEAD;
 
 /// Bytes that are held back because they may be a call.
 const MAX_HELD: usize = 1 << 20;
@@ -86,7 +86,7 @@ impl Inkling {
         }
         match &mut self.state {
             State::Header(at) => {
-                let limit = at_most(text, 2 * MAX_HEADER);
+                let limit = at_most(text, MAX_HEADER + MARKER);
                 let (end, found) = find(SPECIAL, &text[..limit], *at, over && limit == text.len());
                 *at = end;
                 // Words are no name of a function: the model has left out what begins a text.

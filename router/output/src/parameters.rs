@@ -10,14 +10,13 @@ use serde_json::Value;
 use crate::Tool;
 use crate::formats::{Closes, Parameters, Seen, Unknown, after_space, at_most, attributes, find, seen};
 use crate::json::{Scan, Scanner, push_quoted, push_text};
-use crate::readers::MAX_NAME;
-use crate::schema::{self, Types};
+use crate::schema::{Lookups, Types};
 
 /// Bytes of a value that is held. A longer one is passed on as a text.
 const MAX_VALUE: usize = 1 << 20;
 
 /// Bytes of an element's head: its marker, the key, attributes.
-const MAX_HEAD: usize = 2 * MAX_NAME;
+pub(crate) const MAX_HEAD: usize = 512;
 
 /// Elements within each other in one value.
 const MAX_DEPTH: usize = 32;
@@ -75,11 +74,22 @@ struct Form {
 /// What ends a value.
 #[derive(Debug, Default)]
 struct Ends {
-    /// The first are the element's own, and the others belong to what follows: a tool may have very many arguments.
+    /// The first are the element's own, and the others belong to what follows.
     markers: Vec<String>,
     own: usize,
+    next: Option<NextElement>,
     /// Few bytes of a value are one of them.
     first_bytes: Vec<u8>,
+}
+
+/// The element of another argument, which ends a value too. A tool may have very many: its key is looked for among them.
+#[derive(Debug)]
+struct NextElement {
+    /// Up to the key.
+    open: String,
+    head_end: &'static str,
+    /// Bytes of the longest key.
+    longest: usize,
 }
 
 /// What one step made of the text.
@@ -148,7 +158,8 @@ impl ParameterStream {
                 }
             }
             Stage::Text(ends) => {
-                let (end, found) = ends.find(text, 0, over);
+                let schema = self.tool.map_or(&Value::Null, |tool| &self.tools[tool].parameters);
+                let (end, found) = ends.find(text, 0, over, schema);
                 push_text(json, &text[..end]);
                 match found {
                     Seen::Found(bytes, ()) => {
@@ -167,7 +178,7 @@ impl ParameterStream {
                 if held.is_within_json(&text[..limit], over || limit < text.len()) {
                     return Step::NotYet;
                 }
-                let (end, found) = held.ends.find(&text[..limit], held.at, ends_here);
+                let (end, found) = held.ends.find(&text[..limit], held.at, ends_here, schema);
                 held.at = end;
                 match found {
                     Seen::Found(bytes, ()) => {
@@ -268,14 +279,21 @@ impl ParameterStream {
             Closes::Key(before, after) => vec![format!("{before}{key}{after}")],
         };
         let own = markers.len();
+        let mut next = None;
         if self.parameters.may_stay_open {
             let keys = self.schema().get("properties").and_then(Value::as_object).into_iter().flatten();
-            let (open, head_end) = (self.parameters.open, self.parameters.head_ends.last().unwrap_or(&""));
-            markers.extend(keys.map(|(key, _)| format!("\n{open}{key}{head_end}")));
+            let head_end = self.parameters.head_ends.last();
+            // A longer key is not read.
+            let longest = keys.map(|(key, _)| key.len()).max().map(|longest| longest.min(MAX_HEAD));
+            next = longest.zip(head_end).map(|(longest, &head_end)| NextElement {
+                open: format!("\n{}", self.parameters.open),
+                head_end,
+                longest,
+            });
             let closes = around.beyond.iter().filter(|marker| marker.starts_with("</"));
             markers.extend(closes.map(|close| format!("\n{}\n{close}", around.close.concat())));
         }
-        let ends = Arc::new(Ends::new(markers, own));
+        let ends = Arc::new(Ends::new(markers, own, next));
         if matches!(self.parameters.closes, Closes::Markers(_)) {
             self.ends = Some(ends.clone());
         }
@@ -340,35 +358,64 @@ impl Held {
 }
 
 impl Ends {
-    fn new(markers: Vec<String>, own: usize) -> Self {
-        let mut first_bytes: Vec<u8> = markers.iter().filter_map(|marker| marker.bytes().next()).collect();
+    fn new(markers: Vec<String>, own: usize, next: Option<NextElement>) -> Self {
+        let opens = markers.iter().chain(next.as_ref().map(|next| &next.open));
+        let mut first_bytes: Vec<u8> = opens.filter_map(|marker| marker.bytes().next()).collect();
         first_bytes.sort_unstable();
         first_bytes.dedup();
-        Self { markers, own, first_bytes }
+        Self { markers, own, next, first_bytes }
     }
 
-    /// The end of the value, with the bytes of the marker to pass.
-    fn find(&self, text: &str, from: usize, over: bool) -> (usize, Seen<()>) {
+    /// The end of the value, with the bytes of the marker to pass. `schema` is the called tool's.
+    fn find(&self, text: &str, from: usize, over: bool, schema: &Value) -> (usize, Seen<()>) {
+        let (own, others) = self.markers.split_at(self.own);
         for at in from..text.len() {
             if !self.first_bytes.contains(&text.as_bytes()[at]) {
                 continue;
             }
-            let is_own = || matches!(seen(&self.markers[..self.own], text, at, over), Seen::Found(..));
-            match seen(&self.markers, text, at, over) {
+            match seen(own, text, at, over) {
                 Seen::Nothing => {}
-                Seen::Found(..) if !is_own() => return (at, Seen::Found(0, ())),
                 seen => return (at, seen),
+            }
+            let next = self.next.as_ref().map_or(Seen::Nothing, |next| next.seen(text, at, over, schema));
+            match next {
+                Seen::Nothing => {}
+                seen => return (at, seen),
+            }
+            match seen(others, text, at, over) {
+                Seen::Nothing => {}
+                Seen::Found(..) => return (at, Seen::Found(0, ())),
+                Seen::Partly => return (at, Seen::Partly),
             }
         }
         (text.len(), Seen::Nothing)
     }
 }
 
+impl NextElement {
+    /// None of its bytes are to be passed.
+    fn seen(&self, text: &str, at: usize, over: bool, schema: &Value) -> Seen<()> {
+        let key = match seen(&[&self.open], text, at, over) {
+            Seen::Found(bytes, ()) => at + bytes,
+            other => return other,
+        };
+        let limit = key + at_most(&text[key..], self.longest + self.head_end.len());
+        match find(&[self.head_end], &text[..limit], key, over || limit < text.len()) {
+            (end, Seen::Found(..)) if schema["properties"].get(&text[key..end]).is_some() => {
+                Seen::Found(0, ())
+            }
+            (_, Seen::Partly) => Seen::Partly,
+            (_, Seen::Nothing) if limit == text.len() && !over && limit - key <= self.longest => Seen::Partly,
+            _ => Seen::Nothing,
+        }
+    }
+}
+
 impl Form {
     fn json(&self, text: &str, parameters: &Parameters, root: &Value) -> String {
         if let Closes::Key(close, end) = parameters.closes {
-            let elements = Elements { open: parameters.open, close, end, root };
-            let schema = schema::property(root, root, &self.key);
+            let mut elements = Elements { open: parameters.open, close, end, schemas: Lookups::new(root) };
+            let schema = elements.schemas.property(root, &self.key);
             if let Some(json) = elements.json(text, schema, 0) {
                 return json;
             }
@@ -387,12 +434,13 @@ struct Elements<'a> {
     open: &'a str,
     close: &'a str,
     end: &'a str,
-    root: &'a Value,
+    /// For all elements of the value, however many there are.
+    schemas: Lookups<'a>,
 }
 
 impl<'a> Elements<'a> {
     /// None when the text is not made of elements.
-    fn json(&self, text: &str, schema: Option<&'a Value>, depth: usize) -> Option<String> {
+    fn json(&mut self, text: &str, schema: Option<&'a Value>, depth: usize) -> Option<String> {
         if depth > MAX_DEPTH || !text.trim_start().starts_with(self.open) {
             return None;
         }
@@ -419,8 +467,8 @@ impl<'a> Elements<'a> {
                 json.push_str(", ");
             }
             let schema = match (is_list, schema) {
-                (true, Some(schema)) => schema::items(self.root, schema),
-                (false, Some(schema)) => schema::property(self.root, schema, tag),
+                (true, Some(schema)) => self.schemas.items(schema),
+                (false, Some(schema)) => self.schemas.property(schema, tag),
                 (_, None) => None,
             };
             if !is_list {
@@ -430,7 +478,7 @@ impl<'a> Elements<'a> {
             match self.json(inside, schema, depth + 1) {
                 Some(nested) => json.push_str(&nested),
                 None => {
-                    let types = schema.map(|schema| Types::of_schema(self.root, schema)).unwrap_or_default();
+                    let types = schema.map(|schema| self.schemas.types(schema)).unwrap_or_default();
                     json.push_str(&types.json(inside));
                 }
             }
@@ -458,5 +506,40 @@ impl<'a> Elements<'a> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Without it a value of a megabyte looks at a schema's alternatives for each of its elements.
+    #[test]
+    fn all_elements_of_a_value_have_one_budget() {
+        let many: Vec<Value> =
+            (0..900).map(|n| json!({"properties": {(format!("p{n}")): {"type": "integer"}}})).collect();
+        let root = json!({
+            "properties": {"points": {"type": "array", "items": {"$ref": "#/$defs/point"}}, "any": {"anyOf": many}},
+            "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}},
+        });
+        let parsed = |key: &str, text: &str| {
+            let mut elements = Elements { open: "<", close: "</", end: ">", schemas: Lookups::new(&root) };
+            let schema = elements.schemas.property(&root, key);
+            let json = elements.json(text, schema, 0).expect("elements");
+            (serde_json::from_str::<Value>(&json).expect("JSON"), elements.schemas.looked_at())
+        };
+        let (points, looked_at) = parsed("points", &"<item><x>5</x><name>5</name></item>".repeat(20_000));
+        assert!(
+            points.as_array().expect("a list").iter().all(|point| *point == json!({"x": 5, "name": "5"}))
+        );
+        // What a point is, twice, and the types of its two properties.
+        assert_eq!(looked_at, 2 + 2);
+        let text: String = (0..2000).map(|n| format!("<x{n}>5</x{n}>")).collect();
+        let (any, looked_at) = parsed("any", &format!("<p7>5</p7>{text}<p7>6</p7><p8>6</p8>"));
+        // 2,000 times 900 are not looked at, and of what was not looked at before nothing is known.
+        assert_eq!(looked_at, 10_000);
+        assert_eq!((&any["p7"], &any["x0"], &any["p8"]), (&json!(6), &json!("5"), &json!("6")));
     }
 }

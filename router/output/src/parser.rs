@@ -16,7 +16,9 @@ use crate::json::{self, Copied, Scanner};
 use crate::marks::{IN_REASONING, IN_SECTION, Mark, Marks, OUTSIDE, marks};
 use crate::out::Out;
 use crate::parameters::{Around, ParameterStream, Step};
-use crate::readers::{EnvelopeReader, Given, NamedReader, PythonReader, Read, Reader, View, begins_name};
+use crate::readers::{
+    EnvelopeReader, Given, MAX_NAME, NamedReader, PythonReader, Read, Reader, View, begins_name,
+};
 use crate::{Delta, Start, Tool};
 
 /// Bytes of white space that are held back where they may stand between two parts.
@@ -34,6 +36,8 @@ pub struct Parser {
     tool: Option<&'static ToolFormat>,
     reasoning: Option<&'static ReasoningFormat>,
     tools: Arc<[Tool]>,
+    /// Bytes of the longest name that one may have.
+    longest_name: usize,
     marks: [Marks; 3],
     /// What is settled, up to `start`, and what is not.
     text: String,
@@ -164,6 +168,7 @@ impl Parser {
         Self {
             tool,
             reasoning,
+            longest_name: tools.iter().map(|tool| tool.name.len()).max().unwrap_or(MAX_NAME),
             tools,
             marks: marks(tool, reasoning),
             text: String::new(),
@@ -363,7 +368,7 @@ impl Parser {
     }
 
     fn begins_in_head(&self) -> bool {
-        self.reasoning.is_some_and(|format| format.begins_in_head)
+        self.reasoning.is_some_and(ReasoningFormat::begins_in_head)
     }
 
     fn mark(&mut self, space: usize, bytes: usize, mark: Mark) {
@@ -407,7 +412,8 @@ impl Parser {
         let reader = match &call.body {
             Body::Envelope(envelope) => Reader::Envelope(EnvelopeReader::new(envelope, false)),
             Body::Named(name, arguments) => {
-                Reader::Named(NamedReader::new(call, name, arguments, through == Through::Call))
+                let opened = through == Through::Call;
+                Reader::Named(NamedReader::new(call, name, arguments, self.longest_name, opened))
             }
             Body::Python => Reader::Python(PythonReader::new(false, true)),
             Body::Harmony | Body::Inkling => return None,

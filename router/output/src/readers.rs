@@ -11,8 +11,20 @@ use crate::json::{self, Scan, Scanner};
 use crate::python::{self, CallEnd, End};
 use crate::{Tool, braces};
 
-/// Bytes of a tool's name, and of a parameter's.
-pub(crate) const MAX_NAME: usize = 256;
+/// Bytes of a tool's name: of 256 characters, which requests may give it, each has at most four.
+pub(crate) const MAX_NAME: usize = 1024;
+
+/// Bytes of a call's id.
+const MAX_ID: usize = 256;
+
+/// Bytes of what a name stands in, up to its end.
+pub(crate) const MAX_HEAD: usize = MAX_NAME + MAX_ID;
+
+/// Bytes beyond what is looked at in which a marker has room that begins at its end.
+pub(crate) const MARKER: usize = 64;
+
+/// Bytes of a key that may be a name, as JSON writes it: four bytes of it may be two escapes of six.
+const MAX_KEY: usize = 3 * MAX_NAME + 2;
 
 /// Keys that a call's envelope may have beside name and arguments. They tell the client nothing.
 const OTHER_KEYS: &[&str] = &["id", "type", "index", "tool_call_id", "call_id"];
@@ -148,8 +160,12 @@ impl EnvelopeReader {
             match &mut self.stage {
                 Stage::InKey(from, scanner) => {
                     let scan = scanner.read(byte);
-                    if matches!(scan, Scan::Wrong | Scan::Control | Scan::NoEscape) || *at - *from > MAX_NAME
-                    {
+                    if matches!(scan, Scan::Wrong | Scan::Control | Scan::NoEscape) {
+                        return Read::NoCall;
+                    }
+                    if *at - *from > MAX_KEY {
+                        // This byte may be within a character.
+                        *at = *from;
                         return Read::NoCall;
                     }
                     *at += 1;
@@ -257,7 +273,7 @@ impl EnvelopeReader {
             // An id, a number, a word: not a text, which would be lost.
             Key::Other => {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"\"-_.:".contains(&byte);
-                return (written.len() > MAX_NAME || !written.bytes().all(plain)).then_some(Read::NoCall);
+                return (written.len() > MAX_ID || !written.bytes().all(plain)).then_some(Read::NoCall);
             }
             Key::Name => {
                 let name = json::text(written).filter(|name| view.knows(name));
@@ -310,6 +326,8 @@ pub(crate) struct NamedReader {
     call: &'static Call,
     name: &'static Name,
     arguments: &'static Arguments,
+    /// Bytes of a name with what may stand beside it.
+    most: usize,
     stage: NamedStage,
 }
 
@@ -330,10 +348,11 @@ impl NamedReader {
         call: &'static Call,
         name: &'static Name,
         arguments: &'static Arguments,
+        longest_name: usize,
         opened: bool,
     ) -> Self {
         let stage = if opened { NamedStage::Before } else { NamedStage::Open };
-        Self { call, name, arguments, stage }
+        Self { call, name, arguments, most: longest_name + MAX_ID, stage }
     }
 
     fn read(&mut self, view: &View, at: &mut usize) -> Read {
@@ -361,10 +380,10 @@ impl NamedReader {
                 }
                 NamedStage::Name(from) => {
                     let from = *from;
-                    let limit = at_most(text, from + 2 * MAX_NAME);
+                    let limit = at_most(text, from + self.most + MARKER);
                     let (end, found) = self.name_end(&text[..limit], *at, view.over && limit == text.len());
                     *at = end;
-                    if end - from > MAX_NAME {
+                    if end - from > self.most {
                         *at = from;
                         return Read::NoCall;
                     }

@@ -1,14 +1,14 @@
 //! What a tool's JSON schema says of one argument, and with it an argument that was written as a text, as JSON.
 //! For formats whose arguments are XML: there `5` is a number, or a text of one digit, only by the schema.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
 use crate::json;
 use crate::python;
 
-/// Schemas looked at for one argument, references followed and alternatives entered. Each is looked at once.
+/// Schemas looked at for one argument and all that is within it, references followed and alternatives entered.
 const MOST_SCHEMAS: usize = 10_000;
 
 /// Values of an `enum`, or bytes of a reference, that count as one more schema.
@@ -29,20 +29,15 @@ pub(crate) struct Types {
 impl Types {
     /// Of the argument `key` in a tool's `parameters`.
     pub(crate) fn of(parameters: &Value, key: &str) -> Self {
-        property(parameters, parameters, key)
-            .map(|schema| Self::of_schema(parameters, schema))
-            .unwrap_or_default()
-    }
-
-    pub(crate) fn of_schema(root: &Value, schema: &Value) -> Self {
-        Self::counted(root, schema).0.unwrap_or_default()
+        let mut schemas = Lookups::new(parameters);
+        schemas.property(parameters, key).map(|schema| schemas.types(schema)).unwrap_or_default()
     }
 
     /// With how many schemas were looked at; no types if these were too many.
     pub(crate) fn counted(root: &Value, schema: &Value) -> (Option<Self>, usize) {
         let mut walk = Walk { root, left: MOST_SCHEMAS };
         let types = Self::found(&mut walk, schema);
-        (types, MOST_SCHEMAS - walk.left)
+        (types, walk.looked_at())
     }
 
     fn found<'a>(walk: &mut Walk<'a>, schema: &'a Value) -> Option<Self> {
@@ -178,35 +173,50 @@ impl Types {
     }
 }
 
-/// The schema of a property, also where `parameters` refer to another place or offer alternatives.
-pub(crate) fn property<'a>(root: &'a Value, schema: &'a Value, key: &str) -> Option<&'a Value> {
-    enum Look<'a> {
-        Into(&'a Value),
-        /// At the schema of properties without one of their own; after all that the schema refers to and offers.
-        Additional(&'a Value),
-    }
-    let mut walk = Walk { root, left: MOST_SCHEMAS };
-    let mut seen = HashSet::new();
-    let mut todo = vec![Look::Into(schema)];
-    while let Some(look) = todo.pop() {
-        let schema = match look {
-            Look::Additional(schema) => return Some(schema),
-            Look::Into(schema) if !seen.insert(std::ptr::from_ref(schema)) => continue,
-            Look::Into(schema) => schema,
-        };
-        if let Some(found) = schema.get("properties").and_then(|properties| properties.get(key)) {
-            return Some(found);
-        }
-        let additional = schema.get("additionalProperties").filter(|additional| additional.is_object());
-        todo.extend(additional.map(Look::Additional));
-        todo.extend(walk.alternatives(schema)?.into_iter().rev().map(Look::Into));
-    }
-    None
+/// The schemas of what is within one argument. Each is looked up once, since a value has the same properties many times.
+pub(crate) struct Lookups<'a> {
+    walk: Walk<'a>,
+    properties: HashMap<*const Value, HashMap<String, Option<&'a Value>>>,
+    items: HashMap<*const Value, Option<&'a Value>>,
+    types: HashMap<*const Value, Types>,
 }
 
-/// Of an array's items.
-pub(crate) fn items<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a Value> {
-    schema.get("items").or_else(|| referred(root, schema)?.get("items"))
+impl<'a> Lookups<'a> {
+    /// Within a function's schema.
+    pub(crate) fn new(root: &'a Value) -> Self {
+        Self {
+            walk: Walk { root, left: MOST_SCHEMAS },
+            properties: HashMap::new(),
+            items: HashMap::new(),
+            types: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn property(&mut self, schema: &'a Value, key: &str) -> Option<&'a Value> {
+        let known = self.properties.entry(std::ptr::from_ref(schema)).or_default();
+        if let Some(&found) = known.get(key) {
+            return found;
+        }
+        let found = self.walk.property(schema, key);
+        known.insert(key.to_owned(), found);
+        found
+    }
+
+    /// Of an array's items.
+    pub(crate) fn items(&mut self, schema: &'a Value) -> Option<&'a Value> {
+        let found = self.items.entry(std::ptr::from_ref(schema));
+        *found.or_insert_with(|| self.walk.items(schema))
+    }
+
+    pub(crate) fn types(&mut self, schema: &'a Value) -> Types {
+        let found = self.types.entry(std::ptr::from_ref(schema));
+        *found.or_insert_with(|| Types::found(&mut self.walk, schema).unwrap_or_default())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn looked_at(&self) -> usize {
+        self.walk.looked_at()
+    }
 }
 
 /// Goes from schema to schema, for a bounded number of them.
@@ -216,22 +226,66 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
+    fn looked_at(&self) -> usize {
+        MOST_SCHEMAS - self.left
+    }
+
+    /// None: these are too many, and all that come after.
     fn take(&mut self, schemas: usize) -> Option<()> {
-        self.left = self.left.checked_sub(schemas)?;
-        Some(())
+        let left = self.left.checked_sub(schemas);
+        self.left = left.unwrap_or(0);
+        left.map(|_| ())
+    }
+
+    /// Also where the schema refers to another place or offers alternatives.
+    fn property(&mut self, schema: &'a Value, key: &str) -> Option<&'a Value> {
+        enum Look<'a> {
+            Into(&'a Value),
+            /// At the schema of properties without one of their own; after all that the schema refers to and offers.
+            Additional(&'a Value),
+        }
+        let mut seen = HashSet::new();
+        let mut todo = vec![Look::Into(schema)];
+        while let Some(look) = todo.pop() {
+            let schema = match look {
+                Look::Additional(schema) => return Some(schema),
+                Look::Into(schema) if !seen.insert(std::ptr::from_ref(schema)) => continue,
+                Look::Into(schema) => schema,
+            };
+            if let Some(found) = schema.get("properties").and_then(|properties| properties.get(key)) {
+                return Some(found);
+            }
+            let additional = schema.get("additionalProperties").filter(|additional| additional.is_object());
+            todo.extend(additional.map(Look::Additional));
+            todo.extend(self.alternatives(schema)?.into_iter().rev().map(Look::Into));
+        }
+        None
+    }
+
+    /// As of a property.
+    fn items(&mut self, schema: &'a Value) -> Option<&'a Value> {
+        let mut seen = HashSet::new();
+        let mut todo = vec![schema];
+        while let Some(schema) = todo.pop() {
+            if let Some(found) = schema.get("items") {
+                return Some(found);
+            }
+            if seen.insert(std::ptr::from_ref(schema)) {
+                todo.extend(self.alternatives(schema)?.into_iter().rev());
+            }
+        }
+        None
     }
 
     /// What a schema refers to and offers, in the order in which it counts. None: there are too many.
     fn alternatives(&mut self, schema: &'a Value) -> Option<Vec<&'a Value>> {
         let reference = schema.get("$ref").and_then(Value::as_str).map_or(0, str::len);
         self.take(reference / AS_ONE_SCHEMA)?;
-        let mut alternatives: Vec<&Value> = referred(self.root, schema).into_iter().collect();
-        for choice in ["anyOf", "oneOf", "allOf"] {
-            let choices = schema.get(choice).and_then(Value::as_array);
-            alternatives.extend(choices.into_iter().flatten());
-        }
-        self.take(alternatives.len())?;
-        Some(alternatives)
+        let referred = referred(self.root, schema);
+        let list = |name: &str| schema.get(name).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let choices = ["anyOf", "oneOf", "allOf"].map(list);
+        self.take(usize::from(referred.is_some()) + choices.iter().map(|list| list.len()).sum::<usize>())?;
+        Some(referred.into_iter().chain(choices.into_iter().flatten()).collect())
     }
 }
 
@@ -316,7 +370,38 @@ mod tests {
         // Itself, its alternatives, and what each of these refers to.
         assert_eq!(looked_at, 1 + 30 + 30 * (1 + "#/properties/a".len() / AS_ONE_SCHEMA));
         assert_eq!(Types::of(&parameters, "b").json("null"), "null");
-        assert_eq!(property(&parameters, &parameters, "c"), None);
+        assert_eq!(Lookups::new(&parameters).property(&parameters, "c"), None);
+    }
+
+    #[test]
+    fn what_is_within_an_argument_has_one_budget() {
+        let many: Vec<Value> =
+            (0..1000).map(|n| json!({"properties": {(format!("p{n}")): {"type": "integer"}}})).collect();
+        let parameters = json!({"anyOf": many});
+        let mut schemas = Lookups::new(&parameters);
+        for _ in 0..100 {
+            let last = schemas.property(&parameters, "p999").expect("it is there");
+            assert_eq!(schemas.types(last).json("5"), "5");
+        }
+        // The alternatives and the property itself, once.
+        assert_eq!(schemas.looked_at(), 1000 + 1);
+        for n in 0..100 {
+            assert_eq!(schemas.property(&parameters, &format!("x{n}")), None);
+        }
+        assert_eq!(schemas.looked_at(), MOST_SCHEMAS);
+        // What was not looked up before is not known any more.
+        assert!(schemas.property(&parameters, "p999").is_some());
+        assert_eq!(schemas.property(&parameters, "p998"), None);
+    }
+
+    #[test]
+    fn an_arrays_items_are_found_as_properties_are() {
+        let array = json!({"type": "array", "items": {"type": "integer"}});
+        let parameters = json!({"$defs": {"list": array, "maybe": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/list"}]}, "none": {"$ref": "#/$defs/none"}}});
+        let mut schemas = Lookups::new(&parameters);
+        for (name, is_there) in [("list", true), ("maybe", true), ("none", false)] {
+            assert_eq!(schemas.items(&parameters["$defs"][name]).is_some(), is_there, "{name}");
+        }
     }
 
     #[test]
@@ -325,7 +410,7 @@ mod tests {
         let parameters = json!({"properties": {"a": {"anyOf": many}}, "anyOf": many});
         assert_eq!(Types::counted(&parameters, &parameters["properties"]["a"]).0, None);
         assert!(Types::of(&parameters, "a").unknown());
-        assert_eq!(property(&parameters, &parameters, "b"), None);
+        assert_eq!(Lookups::new(&parameters).property(&parameters, "b"), None);
     }
 
     #[test]
@@ -336,7 +421,8 @@ mod tests {
             "additionalProperties": {"title": "too late"},
             "$defs": {"one": {"properties": {"b": {"title": "referred"}}}},
         });
-        let title = |key: &str| property(&parameters, &parameters, key).map(|schema| &schema["title"]);
+        let title =
+            |key: &str| Lookups::new(&parameters).property(&parameters, key).map(|schema| &schema["title"]);
         assert_eq!(title("b"), Some(&json!("referred")));
         assert_eq!(title("a"), Some(&json!("of an alternative")));
     }

@@ -73,6 +73,8 @@ mod tests {
             ("gigachat3", "<|message_sep|>\n\n", "</s>"),
             ("gigachat3", "<|role_sep|>\n", "<|file|>"),
             ("hyperclovax", "<|im_end|>", "<|stop|>"),
+            // What ends an answer is no part of its text.
+            ("llama3_json", "<|python_tag|>", "<|eom_id|>"),
         ] {
             let format = TOOLS.iter().find(|known| known.name == format).expect("the format exists");
             assert!(format.has_in_markers(inside), "{inside}");

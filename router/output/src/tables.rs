@@ -219,6 +219,8 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
             body: Body::Envelope(Envelope { arguments: &["arguments", "parameters", "input"], ..ENVELOPE }),
         }],
         silent: HYPERCLOVAX_MESSAGES,
+        // Its model card has clients ask for both.
+        stop_tokens: &["<|stop|>", "<|endofturn|>"],
         ..FORMAT
     },
     ToolFormat {
@@ -532,9 +534,11 @@ pub(crate) static TOOLS: &[ToolFormat] = &[
         ],
         calls: &[Call {
             open: &["<|python_tag|>", ""],
-            close: &["<|eom_id|>"],
+            close: &[],
             body: Body::Envelope(Envelope { optional_arguments: false, ..ENVELOPE }),
         }],
+        // In place of `<|eot_id|>` where the model waits for a result, and at times behind a text.
+        stop_tokens: &["<|eom_id|>"],
         ..FORMAT
     },
     ToolFormat {
@@ -620,7 +624,6 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
         silent: HYPERCLOVAX_MESSAGES,
         // Every message ends as reasoning does.
         off: &["<|im_start|>assistant\n"],
-        begins_in_head: true,
         ..REASONING_FORMAT
     },
     ReasoningFormat {
@@ -756,8 +759,16 @@ pub(crate) static REASONING: &[ReasoningFormat] = &[
     },
 ];
 
-const FORMAT: ToolFormat =
-    ToolFormat { name: "", aliases: &[], signs: &[], section: None, calls: &[], silent: &[], end: "" };
+const FORMAT: ToolFormat = ToolFormat {
+    name: "",
+    aliases: &[],
+    signs: &[],
+    section: None,
+    calls: &[],
+    silent: &[],
+    end: "",
+    stop_tokens: &[],
+};
 
 const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     name: "",
@@ -768,7 +779,6 @@ const REASONING_FORMAT: ReasoningFormat = ReasoningFormat {
     ends_at_call: EndsAtCall::Never,
     silent: &[],
     off: &[],
-    begins_in_head: false,
 };
 
 const NAME: Name = Name { ends: &[], stops: &[], attribute: None, prefix: "", id_end: None, cut: None };

@@ -1,7 +1,10 @@
 //! Schemas of functions, written in formats whose arguments are not JSON: within what they may take, however short they are
 //! themselves.
 
-use penstock_output::{Callable, Calls, Part, Start, ToolFormat, Unbound, tool_format, tool_formats};
+use penstock_output::{
+    Answer, Callable, Calls, Parser, Part, Start, Tool, ToolFormat, Unbound, tool_format, tool_formats,
+    written_calls,
+};
 use serde_json::{Map, Value, json};
 
 /// Bytes of what is written for the most that functions may take; a call is there up to three times.
@@ -165,6 +168,37 @@ fn schemas_of_clients_are_written() {
         let (possible, required_in) = calls(format, &functions);
         assert!(possible.is_ok(), "{}: {:?}", format.name, possible.err());
         assert_eq!(required_in, format.name);
+    }
+}
+
+#[test]
+fn arguments_have_names_as_long_as_are_read() {
+    for format in tool_formats() {
+        let read = |name: &str| {
+            let schema = object([(name.to_owned(), json!({"type": "integer"}))]);
+            let written = written_calls(format, "", &[("f", format!("{{\"{name}\": 5}}"))]);
+            let tools = [Tool { name: "f".to_owned(), parameters: schema.clone() }];
+            let mut parser = Parser::new(Some(format), None, tools.into(), Start::Content);
+            let mut deltas = Vec::new();
+            parser.push(&written, &mut deltas);
+            parser.finish(&mut deltas);
+            let call = Answer::of(&deltas).calls.remove(0);
+            let is_read = serde_json::from_str(&call.arguments).ok() == Some(json!({name: 5}));
+            (is_read, possible(format.name, schema))
+        };
+        let (is_read, written) = read(&"n".repeat(400));
+        assert!(is_read && written.is_ok(), "{}: {written:?}", format.name);
+        let (is_read, written) = read(&"n".repeat(600));
+        assert_eq!(is_read, written.is_ok(), "{}: {written:?}", format.name);
+        if let Err(unbound) = written {
+            let place = format!("/f/parameters/properties/{}", "n".repeat(600));
+            assert_eq!(
+                (unbound.at, unbound.why.as_str()),
+                (place, "its name is too long to be read in this format"),
+                "{}",
+                format.name
+            );
+        }
     }
 }
 

@@ -160,14 +160,14 @@ fn a_megabyte_takes_linear_time() {
     }
 }
 
-/// Each may end a value of another whose own end is missing.
+/// Each may end, at any line, a value of another whose own end is missing.
 #[test]
 fn a_tool_may_have_very_many_arguments() {
     let properties: serde_json::Map<String, serde_json::Value> =
         (0..100_000).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
     let tools: Arc<[Tool]> =
         [Tool { name: "f".to_owned(), parameters: json!({"properties": properties}) }].into();
-    let value = "some words, ".repeat(10_000);
+    let value = "a line\n".repeat(20_000);
     let mut parser = Parser::new(tool_format("qwen3_coder"), None, tools, Start::Content);
     let (mut answer, mut deltas) = (Answer::default(), Vec::new());
     let begin = Instant::now();
@@ -214,6 +214,19 @@ fn a_long_value_that_is_not_a_text_by_its_schema_comes_out_as_one() {
     assert!(answer.calls[0].complete);
     let arguments: serde_json::Value = serde_json::from_str(&answer.calls[0].arguments).expect("JSON");
     assert_eq!(arguments["b"], json!(value));
+}
+
+/// What is given up is given out up to a character's end.
+#[test]
+fn a_key_that_is_too_long_for_a_name_is_content() {
+    for character in ["n", "é", "日", "\u{20000}"] {
+        for shift in ["", "n", "nn"] {
+            let text = format!("<tool_call>{}{{\"{shift}{}", " ".repeat(5000), character.repeat(4000));
+            for (answer, _) in [whole("hermes", &text), by_byte("hermes", &text)] {
+                assert!(answer.content == text && answer.calls.is_empty(), "{character} {shift:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -167,7 +167,8 @@ impl Family {
             chosen.is_some_and(|format| format.has_in_markers(name))
                 || reasoning.is_some_and(|format| format.has_in_markers(name))
         };
-        let special = SPECIAL.iter().filter(in_markers).copied();
+        let ends = chosen.map_or(&[][..], |format| format.stop_tokens);
+        let special = SPECIAL.iter().filter(in_markers).chain(ends).copied();
         let special: Vec<&str> = if is_special { special.collect() } else { Vec::new() };
         let vocabulary = || Vocabulary::Bytes(special.clone());
         let dictation = Dictation::default();
@@ -789,6 +790,27 @@ async fn are_chosen(format: &'static str, is_special: bool, call: &str) {
     }
     let answered = family.ask(json!({"messages": conversation})).await;
     assert_eq!(answered["message"]["content"], prose, "{format}");
+}
+
+/// Llama 3.1 ends texts so too where it has tools, and HyperCLOVA X all of its answers, whose files do not say it.
+#[tokio::test]
+async fn tokens_that_end_a_familys_answers_end_them_and_are_no_text() {
+    for format in ["llama3_json", "hyperclovax"] {
+        let family = Family::of(format, true, &[]).await;
+        let ends = tool_formats().find(|known| known.name == format).expect("it exists").stop_tokens;
+        assert!(!ends.is_empty());
+        for end in ends {
+            family.says(&format!("Hello.{end} And more."));
+            for more in [json!({}), json!({"tools": null})] {
+                let answer = family.ask(more).await;
+                assert_eq!(
+                    (&answer["message"]["content"], &answer["finish_reason"]),
+                    (&json!("Hello."), &json!("stop")),
+                    "{format} {end}: {answer}"
+                );
+            }
+        }
+    }
 }
 
 /// GPT-OSS' markers are made of words that clients stop at.

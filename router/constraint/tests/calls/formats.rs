@@ -191,7 +191,7 @@ fn transcripts_of_models_are_let_through() {
                 })
             };
             let taken: Vec<bool> = worlds.iter().enumerate().map(is_taken).collect();
-            let are_texts = |world: &World| !has_special_token(world, &transcript["calls"]);
+            let are_texts = |world: &World| !has_special_token(world, &transcript["calls"].to_string());
             let is_right = match transcript["refused"].is_null() {
                 true => taken == worlds.iter().map(are_texts).collect::<Vec<_>>(),
                 false => taken.contains(&false),
@@ -215,9 +215,8 @@ fn has_valid_calls(functions: &[Callable], transcript: &Value) -> bool {
     !calls.is_empty() && calls.iter().all(is_valid)
 }
 
-/// An argument has the name of a special token in it: written as that token, it is no text.
-fn has_special_token(world: &World, calls: &Value) -> bool {
-    let written = calls.to_string();
+/// It has the name of a special token in it: written as that token, it is no text.
+fn has_special_token(world: &World, written: &str) -> bool {
     let mut special = world.tokens.iter().filter(|token| token.special);
     special.any(|token| written.contains(std::str::from_utf8(&token.bytes).unwrap()))
 }
@@ -227,16 +226,26 @@ fn reasoning_goes_before_calls_in_every_format() {
     let functions = functions();
     let think = reasoning_format("think");
     for format in tool_formats().filter(|format| !format.frame("").trigger.is_empty()) {
-        let world = World::new(format, true);
-        let calls = Calls { reasoning: think, ..calls(format, "", &functions) };
-        let grammar = world.compile(calls.possible().unwrap().parts);
-        let trigger = format.frame("").trigger;
-        for text in
-            ["<think>I could </think>\n\nHello.".to_owned(), format!("<think>{trigger} is how.</think>No.")]
-        {
-            assert!(world.accepts(&grammar, &text) || text.contains(trigger), "{}: {text}", format.name);
+        let frame = format.frame("");
+        let trigger = frame.trigger;
+        for &has_special in special_or_not(format) {
+            let world = World::new(format, has_special);
+            let calls = Calls { reasoning: think, ..calls(format, "", &functions) };
+            let grammar = world.compile(calls.possible().unwrap().parts);
+            let accepts = |text: &str| world.accepts(&grammar, text);
+            assert!(accepts("<think>I could </think>\n\nHello."), "{} {has_special}", format.name);
+            // A marker is a word of the reasoning, if it is no token and more than it stands before a name.
+            let has_token = has_special_token(&world, trigger);
+            let leads_to_a_name = format!("{}{}", frame.open, frame.before_name) == trigger;
+            let text = format!("<think>{trigger} is how.</think>No.");
+            assert_eq!(
+                accepts(&text),
+                !(has_token || leads_to_a_name),
+                "{} {has_special}: {text}",
+                format.name
+            );
+            let text = format!("<think>Hm.</think>{trigger} nonsense");
+            assert!(!accepts(&text), "{} {has_special}: {text}", format.name);
         }
-        let text = format!("<think>Hm.</think>{trigger} nonsense");
-        assert!(!world.accepts(&grammar, &text), "{}: {text}", format.name);
     }
 }

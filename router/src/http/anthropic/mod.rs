@@ -369,6 +369,20 @@ mod tests {
     use crate::http::openai::stream::tests::Silent;
     use crate::http::sse::tests::told_in_silence;
 
+    /// What is no JSON, or was cut off, is told as it is in a stream alone.
+    #[test]
+    fn the_input_of_a_call_is_an_object() {
+        for (arguments, told) in [
+            ("{\"a\": b}", "{}"),
+            ("{\"a\": ", "{}"),
+            ("[1]", "{}"),
+            ("", "{}"),
+            (" {\"a\": 1}\n", "{\"a\": 1}"),
+        ] {
+            assert_eq!(input(arguments).get(), told, "{arguments}");
+        }
+    }
+
     /// A comment would be data to some clients, and the end of the stream.
     #[tokio::test(start_paused = true)]
     async fn silence_is_broken_by_pings() {

@@ -18,6 +18,8 @@ pub struct ChatFormats {
     /// Whether the template shows tools in no format that is known: `calls` is then JSON, which nothing asks the model for.
     pub is_unknown: bool,
     pub reasoning: Option<&'static ReasoningFormat>,
+    /// Names of tokens that end an answer, whatever else does.
+    pub stop_tokens: &'static [&'static str],
     /// The template of chats with tools.
     pub template: String,
     pub manners: Manners,
@@ -62,6 +64,12 @@ impl ChatFormats {
         let json = tool_format("json");
         let of_its_own = of_template(with_tools).0;
         let mut calls = tool_call_parser.or(of_its_own.or(json));
+        // The model writes them, whether its calls are read or not.
+        let writes = match tool_call_parser {
+            FormatFlag::Named(format) => Some(*format),
+            FormatFlag::Auto | FormatFlag::Off => of_its_own,
+        };
+        let stop_tokens = writes.map_or(&[][..], |format| format.stop_tokens);
         let mut manners = Manners::default();
         let mut is_unknown = false;
         if !with_tools.is_empty() {
@@ -77,7 +85,7 @@ impl ChatFormats {
                 manners = Manners::of(with_tools, calls, reasoning, &render);
             }
         }
-        Self { calls, is_unknown, reasoning, template: with_tools.to_owned(), manners }
+        Self { calls, is_unknown, reasoning, stop_tokens, template: with_tools.to_owned(), manners }
     }
 
     /// Makes of messages what the template reads, and brings earlier calls, each with arguments, and their results to where it shows them.
@@ -95,6 +103,28 @@ impl ChatFormats {
         }
         if self.manners.nine_ids {
             shorten_ids(messages);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_ends_its_answers_whether_its_calls_are_read_or_not() {
+        let of = |parser: FormatFlag<ToolFormat>| {
+            let template = "{{ messages }} -> tool/function_call";
+            ChatFormats::of_templates([template; 2], &parser, &FormatFlag::Auto, |_| None).stop_tokens
+        };
+        let named = |name: &str| FormatFlag::Named(tool_format(name).expect("it exists"));
+        for (parser, ends) in [
+            (FormatFlag::Auto, &["<|stop|>", "<|endofturn|>"][..]),
+            (FormatFlag::Off, &["<|stop|>", "<|endofturn|>"]),
+            (named("llama3_json"), &["<|eom_id|>"]),
+            (named("hermes"), &[]),
+        ] {
+            assert_eq!(of(parser.clone()), ends, "{parser:?}");
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::http::error::{ApiError, Place};
 use crate::http::fields::{Fields, checked_name};
 use crate::http::request_fields::{self, Field, Most};
 use crate::http::shortened::shortened;
+use crate::http::warnings::Warnings;
 
 const TOOLS: &str = request_fields::TOOLS.name;
 const CHOICE: &str = request_fields::TOOL_CHOICE.name;
@@ -119,6 +120,23 @@ impl Choice {
             other => other,
         }
     }
+
+    /// Of tools that may be called, those that are kept back may once they are found.
+    pub fn without(self, kept_back: &[Function]) -> Result<Self, ApiError> {
+        let is_kept_back = |name: &str| kept_back.iter().any(|function| function.callable.name == name);
+        match self {
+            Self::Function(name) if is_kept_back(&name) => {
+                let name = shortened(&name);
+                let text = format!("names a tool that `defer_loading` keeps back until it is found: {name}");
+                Err(ApiError::invalid(CHOICE, text))
+            }
+            Self::Allowed { mut names, is_required } => {
+                names.retain(|name| !is_kept_back(name));
+                Ok(Self::Allowed { names, is_required })
+            }
+            other => Ok(other),
+        }
+    }
 }
 
 /// Letters and digits of any writing, and what joins the parts of names.
@@ -135,8 +153,7 @@ pub struct ToolList {
 }
 
 /// The tools of a request, those of `tools` and then those of `additional` lists, each read by its dialect as any number of
-/// functions. No two of a list have one name; of two lists the later one has the say. Where the client searches for tools, those
-/// that it has marked so are left out until they are found.
+/// functions. No two of a list have one name; of two lists the later one has the say.
 pub fn functions(
     fields: &Fields,
     additional: &[ToolList],
@@ -179,10 +196,15 @@ pub fn functions(
     if functions.len() as u64 > request_fields::TOOLS_MOST {
         return Err(fields.too_many(TOOLS, Most::Is(request_fields::TOOLS_MOST), functions.len()));
     }
-    if functions.iter().any(|function| function.is_search) {
-        functions.retain(|function| !function.is_deferred);
-    }
     Ok(functions)
+}
+
+/// Takes out those that the client has marked so, where it searches for tools: the model does not know them until they are found.
+pub fn kept_back(functions: &mut Vec<Function>) -> Vec<Function> {
+    match functions.iter().any(|function| function.is_search) {
+        true => functions.extract_if(.., |function| function.is_deferred).collect(),
+        false => Vec::new(),
+    }
 }
 
 /// A tool as templates expect it: its schema under `parameters`, and no members that are null.
@@ -447,7 +469,12 @@ pub fn chosen(name: &str) -> Result<Choice, ApiError> {
 }
 
 /// `tool_choice` of OpenAI's dialects.
-pub fn choice(fields: &Fields) -> Result<Choice, ApiError> {
+pub fn choice(
+    fields: &Fields,
+    shape: &Shape,
+    functions: &[Function],
+    warnings: &mut Warnings,
+) -> Result<Choice, ApiError> {
     const FIELD: &Field = &request_fields::TOOL_CHOICE;
     let wrong = |choice: &Value| {
         let text = "must be \"auto\", \"none\", \"required\", the name of a function, \
@@ -482,15 +509,29 @@ pub fn choice(fields: &Fields) -> Result<Choice, ApiError> {
         name.map(str::to_owned)
     };
     if given["type"] == "allowed_tools" {
-        let allowed = if given["allowed_tools"].is_object() { &given["allowed_tools"] } else { &given };
+        let (place, allowed) = match &given["allowed_tools"] {
+            allowed @ Value::Object(_) => (Place::from(CHOICE).member("allowed_tools"), allowed),
+            _ => (CHOICE.into(), &given),
+        };
         let is_required = match allowed["mode"].as_str() {
             Some("required") => true,
             Some("auto") => false,
             _ => return Err(wrong(&given)),
         };
         let tools = allowed["tools"].as_array().ok_or_else(|| wrong(&given))?;
-        let names: Option<Vec<String>> = tools.iter().map(name_of).collect();
-        return Ok(Choice::Allowed { names: names.ok_or_else(|| wrong(&given))?, is_required });
+        let has_search = functions.iter().any(|function| function.is_search);
+        let mut names = Vec::with_capacity(tools.len());
+        for (tool, given_tool) in objects(&place.member("tools"), tools).zip(tools) {
+            let tool = tool?;
+            if has_search && tool.value("type") == TOOL_SEARCH {
+                names.push(TOOL_SEARCH.to_owned());
+            } else if let Some(why) = shape.left_out(&tool) {
+                warnings.no_effect(&tool.place.to_string(), &format!("here: {why}"));
+            } else {
+                names.push(name_of(given_tool).ok_or_else(|| wrong(&given))?);
+            }
+        }
+        return Ok(Choice::Allowed { names, is_required });
     }
     chosen(&name_of(&given).ok_or_else(|| wrong(&given))?)
 }

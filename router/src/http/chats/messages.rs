@@ -5,6 +5,8 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use crate::http::request_fields::NAME_LENGTH;
+
 /// Whose words come before the conversation.
 pub(super) const INSTRUCT: [&str; 2] = ["system", "developer"];
 /// Names of a message's reasoning.
@@ -74,19 +76,22 @@ pub(super) fn text_into_reasoning(messages: &mut [Value]) {
     }
 }
 
-/// Results that do not say of which function they are have its name, as the call with their id has it.
+/// Results that do not say of which function they are have its name, as the call with their id has it. A call of any length may have
+/// thousands of results, so it has to be a name that a function can have.
 pub fn name_results(messages: &mut [Value]) {
-    let mut names: HashMap<String, Value> = HashMap::new();
+    let mut names: HashMap<String, String> = HashMap::new();
+    let is_short = |name: &&str| name.chars().nth(NAME_LENGTH).is_none();
     for message in messages {
         for call in message["tool_calls"].as_array().into_iter().flatten() {
-            if let Some(id) = call["id"].as_str() {
-                names.insert(id.to_owned(), call["function"]["name"].clone());
+            let name = call["function"]["name"].as_str().filter(is_short);
+            if let (Some(id), Some(name)) = (call["id"].as_str(), name) {
+                names.insert(id.to_owned(), name.to_owned());
             }
         }
         if message["role"] == "tool" && message["name"].is_null() {
             let name = message["tool_call_id"].as_str().and_then(|id| names.get(id));
             if let Some(name) = name {
-                message["name"] = name.clone();
+                message["name"] = name.as_str().into();
             }
         }
     }
@@ -150,6 +155,22 @@ pub(super) fn instruct_once(messages: &mut Vec<Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Else a request of two megabytes becomes eight gigabytes.
+    #[test]
+    fn a_result_has_no_name_that_a_function_cannot_have() {
+        for (name, is_told) in
+            [("f".repeat(256), true), ("\u{20000}".repeat(256), true), ("f".repeat(257), false)]
+        {
+            let call = json!({"id": "1", "function": {"name": name}});
+            let mut messages = [
+                json!({"role": "assistant", "tool_calls": [call]}),
+                json!({"role": "tool", "tool_call_id": "1", "content": ""}),
+            ];
+            name_results(&mut messages);
+            assert_eq!(messages[1]["name"], if is_told { json!(name) } else { Value::Null });
+        }
+    }
 
     #[test]
     fn a_message_without_a_word_and_a_call_has_an_empty_text() {

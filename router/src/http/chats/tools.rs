@@ -14,7 +14,7 @@ use penstock_output::{
 use serde_json::{Value, json};
 
 use crate::http::chats::formats::ChatFormats;
-use crate::http::chats::functions::{Choice, Function, Shape, ToolList, choice, functions};
+use crate::http::chats::functions::{Choice, Function, Shape, ToolList, choice, functions, kept_back};
 use crate::http::chats::reader::{Ids, Reading};
 use crate::http::chats::template_places::{ToolPlace, fill_in, into_the_system_message};
 use crate::http::chats::typescript;
@@ -99,7 +99,7 @@ impl Tools {
         warnings: &mut Warnings,
     ) -> Result<Option<Self>, ApiError> {
         let mut left_out = None;
-        let functions = functions(fields, additional, |tool| match shape.left_out(tool) {
+        let mut functions = functions(fields, additional, |tool| match shape.left_out(tool) {
             Some(why) => {
                 warnings.no_effect(&tool.place.to_string(), &format!("here: {why}"));
                 left_out = left_out.take().or_else(|| Function::read(tool, shape).err());
@@ -107,7 +107,8 @@ impl Tools {
             }
             None => Function::read(tool, shape),
         })?;
-        let choice = choice(fields)?.by_shown_names(&functions);
+        let choice = choice(fields, shape, &functions, warnings)?.by_shown_names(&functions);
+        let choice = choice.without(&kept_back(&mut functions))?;
         // A call is asked for, and there is nothing else to call.
         if let (Choice::Required, [], Some(refusal)) = (&choice, &functions[..], left_out) {
             return Err(refusal);
@@ -159,7 +160,8 @@ impl Tools {
                 let names: HashSet<String> = names.into_iter().collect();
                 functions.retain(|function| names.contains(&function.callable.name));
                 if must && functions.is_empty() {
-                    return Err(ApiError::invalid(CHOICE, "asks for a call, and allows no tool"));
+                    let text = "asks for a call, and allows no tool that can be called";
+                    return Err(ApiError::invalid(CHOICE, text));
                 }
                 is_required = must;
             }

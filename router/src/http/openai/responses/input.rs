@@ -1,6 +1,8 @@
 //! `instructions` and `input` of `/v1/responses` as messages of a chat and as tools: what the items, which `items` reads, mean in their
 //! order. Those of one answer become one message again, as templates have it.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use crate::http::chats::functions::{Namespaced, TOOL_SEARCH, ToolList};
@@ -17,7 +19,29 @@ use crate::http::warnings::Warnings;
 
 const INPUT: &str = request_fields::INPUT.name;
 
-impl InputItem<'_> {
+impl<'a> InputItem<'a> {
+    /// The id of the call that it is.
+    fn call(&self) -> Option<&'a str> {
+        match self {
+            Self::FunctionCall { call_id, .. }
+            | Self::CustomToolCall { call_id, .. }
+            | Self::LocalShellCall { call_id, .. } => Some(*call_id),
+            Self::ToolSearchCall { execution, call_id, .. } => search::of_client(*execution, *call_id),
+            _ => None,
+        }
+    }
+
+    /// The id of the call whose result it is.
+    fn result_of(&self) -> Option<&'a str> {
+        match self {
+            Self::FunctionCallOutput { call_id, .. } | Self::CustomToolCallOutput { call_id, .. } => {
+                Some(*call_id)
+            }
+            Self::ToolSearchOutput { execution, call_id, .. } => search::of_client(*execution, *call_id),
+            _ => None,
+        }
+    }
+
     /// Items that an answer had become one message again: its reasoning, its text, its calls.
     fn add_to(self, messages: &mut Vec<Value>) {
         match self {
@@ -141,6 +165,37 @@ fn open_answer(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[last]
 }
 
+/// What agents say while calls have no result yet: templates take no message between these, so it comes behind the last result.
+#[derive(Default)]
+struct Late<'a> {
+    calls: HashSet<&'a str>,
+    said: Vec<Value>,
+}
+
+impl<'a> Late<'a> {
+    fn add(&mut self, item: InputItem<'a>, messages: &mut Vec<Value>) {
+        let mut is_late = false;
+        match &item {
+            InputItem::AgentMessage { .. } => is_late = !self.calls.is_empty(),
+            // What has no result by now has none.
+            InputItem::Message { role, .. } if *role != Role::Assistant => {
+                self.calls.clear();
+                messages.append(&mut self.said);
+            }
+            item => {
+                self.calls.extend(item.call());
+                if let Some(call) = item.result_of() {
+                    self.calls.remove(call);
+                }
+            }
+        }
+        item.add_to(if is_late { &mut self.said } else { messages });
+        if self.calls.is_empty() {
+            messages.append(&mut self.said);
+        }
+    }
+}
+
 /// What is left out, by why it is: the first place, and how many more.
 #[derive(Default)]
 struct LeftOut(Vec<(&'static str, Place, usize)>);
@@ -180,6 +235,7 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
             }
             let mut unseen = Unseen::default();
             let mut left_out = LeftOut::default();
+            let mut late = Late::default();
             for item in objects(&INPUT.into(), &items) {
                 let item = item?;
                 let read = InputItem::read(&item, &mut unseen)?;
@@ -191,8 +247,9 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
                 if let Some((place, why)) = read.left_out(&item) {
                     left_out.add(why, place);
                 }
-                read.add_to(&mut messages);
+                late.add(read, &mut messages);
             }
+            messages.append(&mut late.said);
             unseen.warn(warnings);
             left_out.warn(warnings);
             if messages.is_empty() && !items.is_empty() {
@@ -420,6 +477,59 @@ pub mod tests {
         assert_eq!(refused, "`tools` must have at most 1024 entries. Given: 1200");
         let alone = refusal(json!({"input": [additional(json!([twice]))]}));
         assert_eq!(alone, "`input` must have an item that is a message, a call or a result");
+    }
+
+    /// Another agent's words come when they come.
+    #[test]
+    fn what_an_agent_says_parts_no_call_from_its_result() {
+        let call =
+            |id: &str| json!({"type": "function_call", "call_id": id, "name": "wait", "arguments": "{}"});
+        let result = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "21"});
+        let agent = |text: &str| {
+            let content = json!([{"type": "input_text", "text": text}]);
+            json!({"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": content})
+        };
+        let user = json!({"role": "user", "content": "Go on."});
+        let said = json!({"role": "assistant", "content": "I wait."});
+        for (input, told) in [
+            (vec![call("1"), agent("A"), result("1")], vec!["call 1", "result 1", "A"]),
+            (
+                vec![
+                    call("1"),
+                    agent("A"),
+                    call("2"),
+                    result("2"),
+                    agent("B"),
+                    result("1"),
+                    agent("C"),
+                    call("3"),
+                ],
+                vec!["call 1 2", "result 2", "result 1", "A", "B", "C", "call 3"],
+            ),
+            (
+                vec![call("1"), result("1"), agent("A"), call("2"), result("2")],
+                vec!["call 1", "result 1", "A", "call 2", "result 2"],
+            ),
+            // One that was broken off.
+            (vec![call("1"), agent("A"), user, agent("B")], vec!["call 1", "A", "Go on.", "B"]),
+            (vec![call("1"), agent("A"), said, result("1")], vec!["call 1", "result 1", "A"]),
+            (vec![call("1"), agent("A")], vec!["call 1", "A"]),
+        ] {
+            let messages = parsed(json!({"input": input})).expect("valid").chat.chat.messages;
+            let ids = |message: &Value| -> Vec<String> {
+                let calls = message["tool_calls"].as_array().into_iter().flatten();
+                calls.filter_map(|call| call["id"].as_str().map(str::to_owned)).collect()
+            };
+            let of = |message: &Value| match message["role"].as_str() {
+                Some("assistant") => format!("call {}", ids(message).join(" ")),
+                Some("tool") => format!("result {}", message["tool_call_id"].as_str().expect("an id")),
+                _ => {
+                    let text = message["content"].as_str().expect("a text");
+                    text.strip_prefix("[/root/a to /root]\n").unwrap_or(text).to_owned()
+                }
+            };
+            assert_eq!(messages.iter().map(of).collect::<Vec<_>>(), told, "{messages:?}");
+        }
     }
 
     /// What Codex' own history has beside, with a model of OpenAI's.

@@ -231,4 +231,69 @@ mod tests {
         // Nobody could find them.
         assert_eq!(names(kept, json!([user])), [true, true, true]);
     }
+
+    /// OpenAI's reference allows tools of its servers so, and a client that keeps tools back allows these before they are found.
+    #[test]
+    fn of_allowed_tools_those_are_left_out_that_are_elsewhere() {
+        let function =
+            |name: &str, deferred: bool| json!({"type": "function", "name": name, "defer_loading": deferred});
+        let mcp = json!({"type": "mcp", "server_label": "docs"});
+        let web = json!({"type": "web_search"});
+        let named = |name: &str| json!({"type": "function", "name": name});
+        let tools =
+            json!([function("a", false), function("b", true), function("c", false), search(), web, mcp]);
+        let allowed =
+            |mode: &str, tools: Value| json!({"type": "allowed_tools", "mode": mode, "tools": tools});
+        let all = json!([named("a"), named("b"), mcp, web, {"type": "tool_search"}]);
+        let user = json!({"role": "user", "content": "Hi"});
+        let found = json!({"type": "tool_search_output", "call_id": "1", "execution": "client", "tools": [function("b", true)]});
+        for (choice, place) in [
+            (allowed("auto", all.clone()), "tool_choice.tools"),
+            (
+                json!({"type": "allowed_tools", "allowed_tools": allowed("required", all)}),
+                "tool_choice.allowed_tools.tools",
+            ),
+        ] {
+            for (input, is_found) in [(json!([user]), false), (json!([user, found]), true)] {
+                let more = json!({"input": input, "tools": tools, "tool_choice": choice});
+                let asked = parsed(more).expect("valid").chat;
+                let left_out = |place: &str, kind: &str| {
+                    format!("`{place}` has no effect here: this server runs no {kind}")
+                };
+                assert_eq!(
+                    asked.params.warnings.lines(),
+                    [
+                        left_out("tools[4]", "web_search"),
+                        left_out("tools[5]", "mcp"),
+                        left_out(&format!("{place}[2]"), "mcp"),
+                        left_out(&format!("{place}[3]"), "web_search"),
+                    ]
+                );
+                let tools = format!("{:?}", asked.tools.expect("tools"));
+                let may_be_called = |name: &str| tools.contains(&format!("name: \"{name}\""));
+                assert_eq!(
+                    ["a", "b", "c", "tool_search"].map(may_be_called),
+                    [true, is_found, false, true],
+                    "{tools}"
+                );
+            }
+        }
+        for (choice, says) in [
+            (
+                allowed("required", json!([mcp])),
+                "`tool_choice` asks for a call, and allows no tool that can be called",
+            ),
+            (
+                allowed("required", json!([named("b")])),
+                "`tool_choice` asks for a call, and allows no tool that can be called",
+            ),
+            (allowed("auto", json!([named("d")])), "`tool_choice` names a tool that is not in `tools`: d"),
+            (named("b"), "`tool_choice` names a tool that `defer_loading` keeps back until it is found: b"),
+            (allowed("auto", json!([{"type": "shell"}])), "`tool_choice` must be \"auto\""),
+            (allowed("auto", json!(["a"])), "`tool_choice.tools[0]` must be an object"),
+        ] {
+            let refused = refusal(json!({"tools": tools, "tool_choice": choice}));
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
 }
