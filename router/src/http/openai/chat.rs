@@ -30,7 +30,7 @@ use crate::http::markdown_images::MarkdownImages;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
 use crate::http::openai::stream::{self, ChunkWriter};
-use crate::http::openai::usage::Usage;
+use crate::http::openai::usage::{CompletionTokensDetails, Usage};
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
@@ -403,7 +403,9 @@ fn usage<'a>(
     readers: impl Iterator<Item = &'a Reader>,
 ) -> Usage {
     let mut usage = Usage::of(answers);
-    usage.completion_tokens_details.reasoning_tokens = readers.map(Reader::reasoning_tokens).sum();
+    let reasoning: Option<u32> = readers.map(Reader::reasoning_tokens).sum();
+    usage.completion_tokens_details =
+        reasoning.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
     usage
 }
 
