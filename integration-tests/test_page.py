@@ -135,7 +135,7 @@ def test_a_conversation(chat: Chat, server: Launched) -> None:
 
 def test_an_answer_says_how_many_of_its_tokens_were_guessed(chat: Chat) -> None:
     for guessed, says in (({"accepted_drafts": 17}, "40 tokens (17 guessed)"), ({}, "40 tokens")):
-        usage = {"prompt_tokens": 3, "completion_tokens": 40, "completion_tokens_details": {}}
+        usage = {"prompt_tokens": 3, "completion_tokens": 40}
         told(chat, [*pieces("Hello"), {"choices": [], "usage": usage, **guessed}])
         chat.ask("x")
         expect(chat.answer.locator(".summary")).to_contain_text(says)

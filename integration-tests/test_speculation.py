@@ -196,7 +196,7 @@ def test_an_answer_says_how_many_of_its_tokens_were_guessed(
 
     def guessed(address: wire.Address, path: str, body: dict[str, Any]) -> int:
         told = wire.post(address, path, body).json()
-        assert told["usage"]["completion_tokens_details"] == {}, "what gives each number in it a price"
+        assert "completion_tokens_details" not in told["usage"], "what gives each number in it a price"
         return int(told.get("accepted_drafts", 0))
 
     before = speculating.metrics().value("penstock_accepted_drafts")

@@ -56,6 +56,12 @@ impl<'a> Fields<'a> {
         Self { members: named.map(|(name, raw)| (name.clone(), *raw)).collect(), limits: self.limits }
     }
 
+    /// Without the members of these names.
+    pub fn without(&self, names: &[&str]) -> Self {
+        let others = self.members.iter().filter(|(name, _)| !names.contains(&name.as_ref()));
+        Self { members: others.map(|(name, raw)| (name.clone(), *raw)).collect(), limits: self.limits }
+    }
+
     pub fn limits(&self) -> &'a Limits {
         self.limits
     }

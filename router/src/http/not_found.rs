@@ -1,91 +1,101 @@
 //! The answer to a path that no route has.
 
-use std::borrow::Cow;
-
 use axum::body::Body;
 use axum::http::Response;
 
 use crate::http::error::{ApiError, Cause, Family};
-use crate::http::routes::ROUTES;
+use crate::http::routes::{self, ROUTES};
 use crate::http::shortened::shortened;
 
+/// What clients of Ollama's API ask first.
+const OLLAMA: [&str; 6] = ["/api/tags", "/api/version", "/api/show", "/api/ps", "/api/chat", "/api/generate"];
+
 pub fn unknown_route(path: &str) -> Response<Body> {
-    let text = match instead_of(path) {
-        Some(instead) => format!("there is no route {}: {instead}", shortened(path)),
-        None => format!("there is no route {}; /docs has those that there are", shortened(path)),
+    let (meant, told) = (routes::meant(path).map(|route| route.path), shortened(path));
+    let why = match (path, meant) {
+        ("/v1/embeddings" | "/v1/rerank" | "/embed" | "/rerank", _) => {
+            ": Penstock generates text; embeddings and ranks are for other servers".to_owned()
+        }
+        (path, _) if OLLAMA.contains(&path) => {
+            ", which is one of Ollama's: choose OpenAI's API in the client, with an address that ends with /v1".to_owned()
+        }
+        // llama.cpp's own. Of its `/completions` the meaning is ours.
+        ("/completion", _) => ", but there is /v1/completions".to_owned(),
+        ("/block_events", _) => ": it is served with --block-events".to_owned(),
+        // One that is served would not have come here.
+        (path, _) if path.starts_with("/v2") && ROUTES.iter().any(|route| route.matches(path)) => {
+            ": it is served with --kserve".to_owned()
+        }
+        (path, Some(route)) => format!(", but there is {route}{}", advice(path, route)),
+        (_, None) => "; /docs has those that there are".to_owned(),
     };
-    ApiError::new(Cause::NotFound, text).response(Family::of(path))
+    let error = ApiError::new(Cause::NotFound, format!("there is no route {told}{why}"));
+    // In the shape that a client of the route reads.
+    error.response(Family::of(meant.unwrap_or(path)))
 }
 
-/// What to ask in its place, if that can be told.
-fn instead_of(path: &str) -> Option<Cow<'static, str>> {
-    let path = path.trim_end_matches('/');
-    if matches!(path, "/v1/embeddings" | "/v1/rerank" | "/embed" | "/rerank") {
-        return Some("Penstock generates text; embeddings and ranks are for other servers".into());
+/// What is to be done about the address that the client puts before the route.
+fn advice(path: &str, route: &str) -> &'static str {
+    if route.strip_prefix("/v1") == Some(path) {
+        ": the client's address has to end with /v1"
+    } else if path.strip_prefix("/v1") == Some(route) && route.starts_with("/v1/") {
+        ": the client's address has to end before /v1, which the client adds"
+    } else {
+        ""
     }
-    // One that was served would not have come here.
-    if ROUTES.iter().any(|route| route.matches(path)) && path.starts_with("/v2") {
-        return Some("it is served with --kserve".into());
-    }
-    if path == "/block_events" {
-        return Some("it is served with --block-events".into());
-    }
-    // llama.cpp's and Ollama's own.
-    let known = match path {
-        "/completion" | "/completions" | "/api/generate" => Some("/v1/completions"),
-        "/api/chat" => Some("/v1/chat/completions"),
-        "/api/tags" => Some("/v1/models"),
-        _ => meant(path),
-    };
-    known.map(|route| format!("ask {route}").into())
-}
-
-/// The route that a path ends with, or is the end of: a client's address has `/v1` twice or not at all, or a slash at its end.
-fn meant(path: &str) -> Option<&'static str> {
-    let routes =
-        ROUTES.iter().map(|route| route.path).filter(|route| route.len() > 1 && !route.contains('{'));
-    let routes = routes.filter(|route| !route.starts_with("/v2"));
-    let ends = |whole: &str, end: &str| end.len() > 1 && end.starts_with('/') && whole.ends_with(end);
-    routes.filter(|route| ends(path, route) || ends(route, path)).max_by_key(|route| route.len())
 }
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::Value;
+
     use super::*;
 
-    #[test]
-    fn an_address_with_v1_twice_or_not_at_all_is_told_the_route_that_is_meant() {
-        for (path, route) in [
-            ("/chat/completions", "/v1/chat/completions"),
-            ("/v1/v1/chat/completions", "/v1/chat/completions"),
-            ("/v1/chat/completions/", "/v1/chat/completions"),
-            ("/openai/v1/models", "/v1/models"),
-            ("/messages", "/v1/messages"),
-            ("/v1/generate", "/generate"),
-            ("/metrics/", "/metrics"),
-            ("/completion", "/v1/completions"),
-            ("/api/chat", "/v1/chat/completions"),
-        ] {
-            assert_eq!(instead_of(path).as_deref(), Some(&*format!("ask {route}")), "{path}");
-        }
-        for path in [
-            "/nope",
-            "//",
-            "/v1",
-            "/v1/",
-            "/docs2",
-            "/v2/nope",
-            "/live",
-            "/generate/nope",
-            "/v1/audio/speech",
-        ] {
-            assert_eq!(instead_of(path), None, "{path}");
-        }
+    async fn said(path: &str) -> Value {
+        let body = unknown_route(path).into_body().collect().await.expect("a body").to_bytes();
+        serde_json::from_slice(&body).expect("JSON")
     }
 
-    #[test]
-    fn a_route_that_a_flag_opens_is_told_with_its_flag() {
-        assert!(instead_of("/v2/models/any/infer").is_some_and(|text| text.contains("--kserve")));
-        assert!(instead_of("/block_events").is_some_and(|text| text.contains("--block-events")));
+    /// Clients show what stands where they look for it.
+    #[tokio::test]
+    async fn a_client_with_another_address_is_told_which() {
+        for (path, pointer, says) in [
+            (
+                "/chat/completions",
+                "/error/message",
+                "there is no route /chat/completions, but there is /v1/chat/completions: the client's address has to end with /v1",
+            ),
+            (
+                "/v1/v1/messages",
+                "/error/message",
+                "there is no route /v1/v1/messages, but there is /v1/messages: the client's address has to end before /v1, \
+                 which the client adds",
+            ),
+            (
+                "/v1/chat/completions/models",
+                "/error/message",
+                "there is no route /v1/chat/completions/models, but there is /v1/models",
+            ),
+            ("/v1/generate", "/error", "there is no route /v1/generate, but there is /generate"),
+            (
+                "/api/generate",
+                "/error",
+                "there is no route /api/generate, which is one of Ollama's: choose OpenAI's API in the client, with an address \
+                 that ends with /v1",
+            ),
+            ("/nothing", "/error", "there is no route /nothing; /docs has those that there are"),
+            ("/completion", "/error", "there is no route /completion, but there is /v1/completions"),
+            (
+                "/v2/models/any/infer",
+                "/error",
+                "there is no route /v2/models/any/infer: it is served with --kserve",
+            ),
+            ("/block_events", "/error", "there is no route /block_events: it is served with --block-events"),
+        ] {
+            let body = said(path).await;
+            assert_eq!(body.pointer(pointer).and_then(Value::as_str), Some(says), "{body}");
+        }
+        assert_eq!(said("/messages").await["type"], "error");
     }
 }

@@ -318,8 +318,13 @@ pub const TGI_PARAMETERS: &[&Field] = &[
 ];
 
 pub const MODEL: Field = name("model", "the served model", "Any name; echoed in the answer");
-pub const MESSAGES: Field =
-    field("messages", Kind::List { most: Most::Is(MESSAGES_MOST) }, "required", "The conversation");
+pub const MESSAGES: Field = field(
+    "messages",
+    Kind::List { most: Most::Is(MESSAGES_MOST) },
+    "required",
+    "The conversation. Without one, and with an `input`, the body is read as one of `/v1/responses`, and answered as a chat: Cursor's \
+     agent asks so",
+);
 pub const PROMPT: Field = field(
     "prompt",
     Kind::Any,
@@ -628,11 +633,13 @@ pub const OUTPUT_CONFIG: Field = field(
 );
 pub const OUTPUT_FORMAT: Field = field("output_format", Kind::Object, "none", "The same, by its older name");
 
+const ANTHROPIC_MESSAGES: Field = Field { about: "The conversation", ..MESSAGES };
+
 /// The members of a request to `/v1/messages`. `max_tokens` is required there.
 pub fn anthropic_fields() -> Vec<&'static Field> {
     vec![
         &MODEL,
-        &MESSAGES,
+        &ANTHROPIC_MESSAGES,
         &SYSTEM,
         &MAX_TOKENS,
         &STREAM,

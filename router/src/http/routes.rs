@@ -320,6 +320,23 @@ pub fn route_of(args: &RouterArgs, method: Verb, path: &str) -> Option<&'static 
     ROUTES.iter().find(|route| route.method == method && route.is_served(args) && route.matches(path))
 }
 
+/// The route that a client means by a path that is none: the longest of those with which it ends, segment by segment, be it without
+/// their `/v1`. Clients put a route behind the address that they were given, and differ in whether that has `/v1`.
+pub fn meant(path: &str) -> Option<&'static Route> {
+    let given = segments(path);
+    let is_end = |route: &&Route| {
+        let whole = segments(route.path);
+        let short = whole.strip_prefix(&["v1"]).unwrap_or(&whole);
+        !short.is_empty() && given.ends_with(short)
+    };
+    let told = ROUTES.iter().filter(|route| route.docs.is_some() && route.is_asked_for.is_none());
+    told.filter(|route| !route.path.contains('{')).filter(is_end).max_by_key(|route| route.path.len())
+}
+
+fn segments(path: &str) -> Vec<&str> {
+    path.split('/').filter(|segment| !segment.is_empty()).collect()
+}
+
 /// What tells whether the server lives or serves.
 pub fn probes() -> impl Iterator<Item = &'static str> {
     ROUTES.iter().filter(|route| route.access == Access::Probe).map(|route| route.path)
@@ -383,6 +400,32 @@ mod tests {
         assert_eq!(handler(&kserve, Verb::Post, "/v2/models/any/infer"), Some(Handler::KserveInfer));
         assert_eq!(handler(&kserve, Verb::Post, "/v2/models//infer"), None);
         assert_eq!(handler(&kserve, Verb::Post, "/v2/models/a/b/infer"), None);
+    }
+
+    #[test]
+    fn a_wrong_path_means_the_longest_route_that_it_ends_with() {
+        for (path, route) in [
+            ("/chat/completions", Some("/v1/chat/completions")),
+            ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
+            ("/v1/chat/completions/", Some("/v1/chat/completions")),
+            ("//v1//chat/completions", Some("/v1/chat/completions")),
+            ("/openai/v1/completions", Some("/v1/completions")),
+            ("/v1/chat/completions/models", Some("/v1/models")),
+            ("/v1/v1/messages/count_tokens", Some("/v1/messages/count_tokens")),
+            ("/messages", Some("/v1/messages")),
+            ("/v1/generate", Some("/generate")),
+            ("/api/health", Some("/health")),
+            // By whole segments, of what every server has.
+            ("/xchat/completionsx", None),
+            ("/chat", None),
+            ("/v1", None),
+            ("/v1/block_events", None),
+            ("/models/name", None),
+            ("/", None),
+            ("", None),
+        ] {
+            assert_eq!(meant(path).map(|route| route.path), route, "{path}");
+        }
     }
 
     #[test]

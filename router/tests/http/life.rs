@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
+use hyper::header::HeaderValue;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use penstock_core::health::Health;
 use penstock_core::worker::mock::{Fault, Script};
@@ -568,6 +569,37 @@ async fn http2_is_spoken_without_an_upgrade() {
         .expect("valid");
     let answer = within(sender.send_request(request)).await.expect("an answer");
     assert_eq!((answer.status().as_u16(), answer.version()), (200, hyper::Version::HTTP_2));
+}
+
+/// Java's own client, which LangChain4j and Spring have, offers it with each request without TLS. Servers that take it for an upgrade
+/// lose the body.
+#[tokio::test]
+async fn an_offer_to_go_on_in_http2_changes_nothing() {
+    let served = Served::default().await;
+    let mut client = served.connect().await;
+    for (stream, is_chunked) in [(false, false), (false, true), (true, false), (true, true)] {
+        let body =
+            json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": stream});
+        let mut request = post("/v1/chat/completions", body.to_string());
+        let headers = request.headers_mut();
+        for (name, value) in [
+            ("connection", "Upgrade, HTTP2-Settings"),
+            ("http2-settings", "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"),
+            ("upgrade", "h2c"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        if is_chunked {
+            headers.insert("transfer-encoding", HeaderValue::from_static("chunked"));
+        }
+        within(client.sender.ready()).await.expect("the connection is kept");
+        let answer = within(client.sender.send_request(request)).await.expect("an answer");
+        assert_eq!((answer.status().as_u16(), answer.version()), (200, hyper::Version::HTTP_11));
+        let body = within(answer.into_body().collect()).await.expect("a body").to_bytes();
+        let text = std::str::from_utf8(&body).expect("UTF-8");
+        assert!(text.contains("chat.completion"), "{text}");
+        assert_eq!(text.ends_with("data: [DONE]\n\n"), stream, "{text}");
+    }
 }
 
 #[tokio::test]

@@ -557,6 +557,65 @@ async fn tools_among_the_items_are_called_as_others_are() {
     assert_eq!(warnings.len(), 2);
 }
 
+/// Cursor's agent sends the body of a response to the address of chats, and reads the answer of a chat.
+#[tokio::test]
+async fn what_is_asked_as_a_response_is_answered_as_a_chat() {
+    let family = Family::of("hermes", false, &[]).await;
+    let path = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
+    let tools = json!([
+        {"type": "function", "name": "Read", "description": "Reads a file", "parameters": path},
+        {"type": "custom", "name": "ApplyPatch", "description": "Edits files"},
+    ]);
+    let input = json!([
+        {"role": "system", "content": "You edit."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Edit a."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "Read", "arguments": "{\"path\": \"a\"}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "x = 0"},
+    ]);
+    let body = |more: Value| {
+        let mut body = json!({"messages": [], "input": input, "tools": tools, "max_output_tokens": 400, "frequency_penalty": 0.1});
+        for (key, value) in more.as_object().expect("an object") {
+            body[key] = value.clone();
+        }
+        body
+    };
+    family.says(
+        "<tool_call>\n{\"name\": \"Read\", \"arguments\": {\"path\": \"b\"}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"ApplyPatch\", \"arguments\": {\"input\": \"x = 1\"}}\n</tool_call>",
+    );
+    let whole = family.served.post(CHAT, body(json!({}))).await.good();
+    let choice = &whole["choices"][0];
+    assert_eq!(
+        (&whole["object"], &choice["finish_reason"]),
+        (&json!("chat.completion"), &json!("tool_calls"))
+    );
+    let patch = json!({"name": "ApplyPatch", "input": "x = 1"});
+    let told = |call: &Value| json!([call["type"], call["function"]["name"], call["custom"]]);
+    let calls: Vec<Value> =
+        choice["message"]["tool_calls"].as_array().expect("calls").iter().map(told).collect();
+    assert_eq!(calls, [json!(["function", "Read", null]), json!(["custom", null, patch])]);
+    assert!(whole.get("warnings").is_none(), "{whole}");
+
+    let options = json!({"include_usage": true, "include_obfuscation": false});
+    let chunks = family.served.events(CHAT, body(json!({"stream": true, "stream_options": options}))).await;
+    assert!(
+        chunks
+            .iter()
+            .all(|chunk| chunk["object"] == "chat.completion.chunk" && chunk.get("warnings").is_none())
+    );
+    let parts = chunks.iter().filter_map(|chunk| chunk.pointer("/choices/0/delta/tool_calls/0"));
+    let begun: Vec<Value> = parts.filter(|part| part["id"].is_string()).map(told).collect();
+    assert_eq!(begun, calls);
+    assert_eq!(chunks.last().expect("the usage")["usage"]["prompt_tokens"], whole["usage"]["prompt_tokens"]);
+
+    // A chat is one, whatever else it has, and nothing is none.
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 1});
+    let warnings = json!(["`input` is not a field of this route and has no effect"]);
+    assert_eq!(family.served.post(CHAT, chat).await.good()["warnings"], warnings);
+    let refused = family.served.post(CHAT, json!({"messages": []})).await;
+    assert_eq!(refused.json()["error"]["message"], "`messages` must have at least one message");
+}
+
 /// As Haystack sends an answer back, and as ours come that have words behind a call.
 #[tokio::test]
 async fn a_text_behind_a_call_does_not_part_the_call_from_its_result() {

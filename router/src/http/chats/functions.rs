@@ -52,7 +52,7 @@ impl Namespaced {
 
 /// Where a dialect has the parts of a function.
 pub struct Shape {
-    /// The member of a tool, called as its type, that has them; `None`: the tool itself.
+    /// A member of the tool, called as its type, has them; else the tool itself.
     is_nested: bool,
     /// Names of the schema.
     schemas: &'static [&'static str],
@@ -414,13 +414,16 @@ impl Function {
 }
 
 impl Shape {
-    /// What has the parts of the tool, where that is not the tool itself.
+    /// What has the parts of the tool, where that is not the tool itself. In chats it is the tool itself where that has a name: Cursor
+    /// has custom tools of this form beside functions of the other.
     fn own<'a>(&self, tool: &Object<'a>, member: &'static str) -> Result<Option<Object<'a>>, ApiError> {
-        let own = || match tool.get(member) {
-            Some(own) => Object::of(tool.at(member), own),
-            None => Err(ApiError::invalid(tool.at(member).member("name"), NAMELESS)),
-        };
-        self.is_nested.then(own).transpose()
+        match tool.get(member) {
+            Some(own) if self.is_nested => Object::of(tool.at(member), own).map(Some),
+            None if self.is_nested && tool.get("name").is_none() => {
+                Err(ApiError::invalid(tool.at(member).member("name"), NAMELESS))
+            }
+            _ => Ok(None),
+        }
     }
 }
 

@@ -700,6 +700,39 @@ mod tests {
         parsed(&body).expect("valid").expect("tools")
     }
 
+    /// As Cursor sends them, and as clients do that know responses.
+    #[test]
+    fn a_tool_of_a_chat_may_have_its_parts_beside_its_type() {
+        let body = r#"{"tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+            {"type": "function", "name": "g", "description": "Does it", "parameters": {"type": "object"}, "strict": true},
+            {"type": "custom", "name": "ApplyPatch", "description": "Edits",
+             "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"x\""}}]}"#;
+        let tools = parsed(body).expect("valid").expect("tools");
+        let schema = json!({"type": "object"});
+        assert_eq!(tools.shown[0]["function"], json!({"name": "f", "parameters": schema}));
+        assert_eq!(
+            tools.shown[1],
+            json!({"type": "function", "function":
+                   {"name": "g", "description": "Does it", "parameters": schema, "strict": true}})
+        );
+        let [f, g, patch] = &tools.functions[..] else { panic!("three") };
+        assert!(!f.callable.is_strict && g.callable.is_strict && !g.is_custom);
+        assert!(patch.is_custom && patch.callable.lark.as_deref() == Some("start: \"x\""));
+        // What is wrong is told where it stands.
+        for (tool, says) in [
+            (
+                r#"{"type": "function", "name": "f", "parameters": []}"#,
+                "`tools[0].parameters` must be an object",
+            ),
+            (r#"{"type": "custom", "name": "f g"}"#, "`tools[0].name` must be of letters, digits and"),
+            (r#"{"type": "custom"}"#, "`tools[0].custom.name` must be a string"),
+        ] {
+            let refused = parsed(&format!(r#"{{"tools": [{tool}]}}"#)).expect_err(tool).to_string();
+            assert!(refused.starts_with(says), "{refused}");
+        }
+    }
+
     const LARK: &str = r#"{"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: \"x\""}}"#;
 
     #[test]

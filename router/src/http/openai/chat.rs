@@ -29,8 +29,9 @@ use crate::http::fields::Fields;
 use crate::http::markdown_images::MarkdownImages;
 use crate::http::openai::choices::Choices;
 use crate::http::openai::params::{GenerationParams, max_tokens, max_tokens_name};
+use crate::http::openai::responses::request::parse_as_chat;
 use crate::http::openai::stream::{self, ChunkWriter};
-use crate::http::openai::usage::Usage;
+use crate::http::openai::usage::{CompletionTokensDetails, Usage};
 use crate::http::openai::{Answer, AnswerHead, Reason};
 use crate::http::request_context::{RequestContext, totals};
 use crate::http::request_fields;
@@ -82,6 +83,9 @@ pub fn rendered(
 }
 
 fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
+    if is_response_request(fields) {
+        return parse_as_chat(fields, served);
+    }
     let (messages, unseen, images) = messages(fields)?;
     let variables = match fields.tree(&request_fields::CHAT_TEMPLATE_KWARGS)? {
         Some(Value::Object(variables)) => variables,
@@ -120,6 +124,14 @@ fn parse(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
         top_logprobs,
         names: FieldNames { max_new_tokens: max_tokens_name(fields), ..FieldNames::CHAT },
     })
+}
+
+/// Whether it is the body of a request to `/v1/responses`: Cursor's agent sends those here, and reads the answers of this route.
+fn is_response_request(fields: &Fields) -> bool {
+    let has_messages = fields
+        .raw(&request_fields::MESSAGES)
+        .is_some_and(|list| serde_json::from_str::<[Value; 0]>(list.get()).is_err());
+    !has_messages && fields.raw(&request_fields::INPUT).is_some()
 }
 
 /// The conversation. Every message is an object with a role, and content that a template can read.
@@ -403,7 +415,9 @@ fn usage<'a>(
     readers: impl Iterator<Item = &'a Reader>,
 ) -> Usage {
     let mut usage = Usage::of(answers);
-    usage.completion_tokens_details.reasoning_tokens = readers.map(Reader::reasoning_tokens).sum();
+    let reasoning: Option<u32> = readers.map(Reader::reasoning_tokens).sum();
+    usage.completion_tokens_details =
+        reasoning.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
     usage
 }
 

@@ -133,23 +133,7 @@ impl GenerationParams {
             }
         }
         let stream = fields.boolean(&request_fields::STREAM)?.unwrap_or(false);
-        let include_usage = match fields.object(&request_fields::STREAM_OPTIONS)? {
-            Some(options) => {
-                warnings.unknown(&options, "stream_options.", ["include_usage", OBFUSCATION].into_iter());
-                if options.value(OBFUSCATION).is_some_and(|value| value != false) {
-                    warnings
-                        .no_effect("stream_options.include_obfuscation", "here: chunks are not obfuscated");
-                }
-                let include = options.boolean(&request_fields::INCLUDE_USAGE);
-                include
-                    .map_err(|error| error.of_member(request_fields::STREAM_OPTIONS.name))?
-                    .unwrap_or(false)
-            }
-            None => false,
-        };
-        if include_usage && !stream {
-            warnings.no_effect("stream_options", "when the answer is not streamed");
-        }
+        let include_usage = include_usage(fields, stream, &mut warnings)?;
         let priority = priority(fields, &mut warnings)?;
         // It asks for nothing that could be missing: prefixes are found without it.
         fields.text(&request_fields::PROMPT_CACHE_KEY)?;
@@ -218,6 +202,22 @@ impl GenerationParams {
     pub fn sampling_of(&self, answer: u32) -> Sampling {
         Sampling { seed: self.sampling.seed.wrapping_add(answer.into()), ..self.sampling.clone() }
     }
+}
+
+/// Of `stream_options`.
+pub fn include_usage(fields: &Fields, stream: bool, warnings: &mut Warnings) -> Result<bool, ApiError> {
+    let Some(options) = fields.object(&request_fields::STREAM_OPTIONS)? else { return Ok(false) };
+    warnings.unknown(&options, "stream_options.", ["include_usage", OBFUSCATION].into_iter());
+    if options.value(OBFUSCATION).is_some_and(|value| value != false) {
+        warnings.no_effect("stream_options.include_obfuscation", "here: chunks are not obfuscated");
+    }
+    let include = options.boolean(&request_fields::INCLUDE_USAGE);
+    let include =
+        include.map_err(|error| error.of_member(request_fields::STREAM_OPTIONS.name))?.unwrap_or(false);
+    if include && !stream {
+        warnings.no_effect("stream_options", "when the answer is not streamed");
+    }
+    Ok(include)
 }
 
 /// What asks for more than there is gets an error, never silence.

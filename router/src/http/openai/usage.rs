@@ -11,7 +11,10 @@ pub struct Usage {
     pub completion_tokens: u32,
     pub total_tokens: u32,
     pub prompt_tokens_details: PromptTokensDetails,
-    pub completion_tokens_details: CompletionTokensDetails,
+    /// Only in chats with a model that reasons
+    // Typed clients (openai-php of 2025) stop at an object without the members that OpenAI's has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
     /// Told beside the usage: Langfuse takes every number in `completion_tokens_details` for one with a price of its own, and refuses a
     /// usage with more members than OpenAI's; Helicone takes OpenAI's `accepted_prediction_tokens` for more output.
     #[serde(skip)]
@@ -27,9 +30,8 @@ pub struct PromptTokensDetails {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 #[schemars(inline)]
 pub struct CompletionTokensDetails {
-    /// Those that brought text of reasoning: in chats with a model that reasons
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_tokens: Option<u32>,
+    /// Those that brought text of reasoning
+    pub reasoning_tokens: u32,
 }
 
 impl Usage {
@@ -94,7 +96,7 @@ mod tests {
         let told = serde_json::to_value(usage).expect("JSON");
         let expected = json!({
             "prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28,
-            "prompt_tokens_details": {"cached_tokens": 10}, "completion_tokens_details": {},
+            "prompt_tokens_details": {"cached_tokens": 10},
         });
         assert_eq!(told, expected);
         let head = AnswerHead::new("cmpl", "m".into());

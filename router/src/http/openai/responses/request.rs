@@ -11,7 +11,7 @@ use crate::http::chats::tools::Tools;
 use crate::http::constraints;
 use crate::http::error::{ApiError, Cause, FieldNames, Place};
 use crate::http::fields::{Fields, checked_name};
-use crate::http::openai::params::GenerationParams;
+use crate::http::openai::params::{GenerationParams, include_usage};
 use crate::http::openai::responses::answer::Echo;
 use crate::http::openai::responses::input;
 use crate::http::request_fields;
@@ -149,6 +149,15 @@ pub fn parse(fields: &Fields, served: &str) -> Result<ResponseRequest, ApiError>
     Ok(ResponseRequest { chat, echo: echo(whole, text, reasoning), service_tier, reasoning_output })
 }
 
+/// A body of this route that came to `/v1/chat/completions`, where it is answered as a chat. `messages` is empty there.
+pub fn parse_as_chat(fields: &Fields, served: &str) -> Result<ChatRequest, ApiError> {
+    let of_chats = [request_fields::MESSAGES.name, request_fields::STREAM_OPTIONS.name];
+    let mut asked = parse(&fields.without(&of_chats), served)?.chat;
+    let params = &mut asked.params;
+    params.include_usage = include_usage(fields, params.stream, &mut params.warnings)?;
+    Ok(asked)
+}
+
 /// What is told back as it was given, with defaults where it was not, also within `text` and `reasoning`.
 fn echo(fields: &Fields, text: Option<Value>, reasoning: Option<Value>) -> Echo {
     let given = |name: &str, otherwise: Value| fields.value(name).unwrap_or(otherwise);
@@ -267,6 +276,36 @@ pub mod tests {
     pub fn refusal(more: Value) -> String {
         let text = more.to_string();
         parsed(more).err().unwrap_or_else(|| panic!("{text} was taken")).to_string()
+    }
+
+    /// As Cursor's agent asks.
+    #[test]
+    fn a_body_of_this_route_may_come_to_that_of_chats() {
+        let body = json!({
+            "model": "m", "messages": [], "stream": true, "stream_options": {"include_usage": true, "include_obfuscation": false},
+            "input": [
+                {"role": "system", "content": "Be short."},
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            ],
+            "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}],
+            "reasoning": {"effort": "medium", "summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": false,
+            "metadata": {"a": "b"},
+        });
+        let asked = |body: &Value| {
+            let (body, limits) = (body.to_string(), limits());
+            parse_as_chat(&Fields::parse(body.as_bytes(), &limits).expect("JSON"), "served")
+        };
+        let chat = asked(&body).expect("valid");
+        assert!(chat.params.stream && chat.params.include_usage && chat.tools.is_some());
+        assert_eq!((chat.chat.messages.len(), chat.params.warnings.lines()), (2, vec![]));
+        assert_eq!(chat.effort.map(|effort| effort.given).as_deref(), Some("medium"));
+        let mut silent = body;
+        (silent["stream"], silent["stream_options"]["more"]) = (json!(false), json!(1));
+        let lines = [
+            "`stream_options.more` is not a field of this route and has no effect",
+            "`stream_options` has no effect when the answer is not streamed",
+        ];
+        assert_eq!(asked(&silent).expect("valid").params.warnings.lines(), lines);
     }
 
     /// As Codex sends them.
