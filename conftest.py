@@ -1,5 +1,8 @@
 """`few(count)`: of a test with many cases `make test` runs so many, and `make test-all` the rest. Which ones depends on their
 parameters alone: tests with the same parameters, and fixtures of them, run the same ones. On a GPU all run, in seconds.
+
+`covered_by(name)`: a case that the test of that name, in the same file, runs in `make test` is left to it, for it proves all that this one
+would; `make test-all` runs both.
 """
 
 import hashlib
@@ -28,6 +31,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(of_it):
             if place not in chosen:
                 item.add_marker(pytest.mark.tail)
+    leave_what_is_covered(items)
+
+
+def leave_what_is_covered(items: Sequence[pytest.Item]) -> None:
+    """Marks as tail what another test runs, of those that are collected: whoever asks for one case alone gets it."""
+    run = {item.nodeid for item in items if not item.get_closest_marker("tail")}
+    for item in items:
+        mark = item.get_closest_marker("covered_by")
+        file, _, test = item.nodeid.partition("::")
+        if mark is not None and f"{file}::{mark.args[0]}[{test.partition('[')[2]}" in run:
+            item.add_marker(pytest.mark.tail)
 
 
 def values_of(item: Any) -> dict[str, Hashable]:

@@ -80,9 +80,10 @@ def test_a_family_computes_what_transformers_computes(family: str, tmp_path: Pat
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the test above runs all of them there")
+@pytest.mark.covered_by("test_a_family_computes_what_transformers_computes")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_computes_in_fp32_what_transformers_computes(family: str, tmp_path: Path) -> None:
-    """What the test above costs too much for, with every change: all of them, in one type and one process."""
+    """What the test above costs too much for, with every change: all others, in one type and one process."""
     from driver import Driver
 
     folder = make(tmp_path, FAMILIES[family])

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,27 @@ def test_one_without_parameters_is_run(request: pytest.FixtureRequest) -> None:
     """As a mark of a whole module may have them."""
     assert few.values_of(request.node) == {}
     assert few.cover([("", {})], 1) == {0}
+
+
+class Case:
+    """What is asked of a test that was collected."""
+
+    def __init__(self, nodeid: str, *marks: Any) -> None:
+        self.nodeid, self.marks = nodeid, list(marks)
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark.mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: Any) -> None:
+        self.marks.append(mark)
+
+
+def test_a_case_that_another_test_of_the_file_runs_is_left_to_it() -> None:
+    covered = pytest.mark.covered_by("one")
+    others = [Case(f"a.py::other[{name}]", covered) for name in ("x", "y", "z")]
+    elsewhere = Case("b.py::other[x]", covered)
+    few.leave_what_is_covered(
+        [Case("a.py::one[x]"), Case("a.py::one[y]", pytest.mark.tail), *others, elsewhere]
+    )
+    left = [case.get_closest_marker("tail") is not None for case in (*others, elsewhere)]
+    assert left == [True, False, False, False]
