@@ -545,6 +545,13 @@ def test_a_model_on_the_hub_that_does_not_exist_is_a_problem(served: Hub, tmp_pa
     assert ended.stdout.endswith("would not be served\n")
 
 
+def test_a_folder_that_is_not_there_is_said_to_be_none(served: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    ended = ask(served, tmp_path, "--model-id", str(folder))
+    assert ended.returncode == 1
+    assert f"there is no folder {folder}, and it is no name of a model on the hub" in ended.stdout
+
+
 HERE = "--for-this-machine"  # as the launcher asks
 
 
