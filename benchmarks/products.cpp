@@ -186,7 +186,7 @@ void read(void *context, int member) {
 
 struct Multiplying {
     Team *team;
-    bool is_bytes, is_tiles, is_avx2, is_avxvnni, is_float;
+    bool is_bytes, is_tiles, is_avx2, is_avxvnni, is_avx512bw, is_float;
     int64_t turns;
 };
 
@@ -220,6 +220,7 @@ constexpr int kSums = 12;
 #define PENSTOCK_BYTES_OF(register) "vpdpbusd %%zmm12, %%zmm13, %%zmm" register "\n\t"
 #define PENSTOCK_SHORTS_OF(register) "vdpbf16ps %%zmm12, %%zmm13, %%zmm" register "\n\t"
 #define PENSTOCK_WHOLE_FLOATS_OF(register) "vfmadd231ps %%zmm12, %%zmm13, %%zmm" register "\n\t"
+#define PENSTOCK_PAIRS_OF(register) "vpmaddubsw %%zmm12, %%zmm13, %%zmm" register "\n\t"
 #define PENSTOCK_HALF_BYTES_OF(register) "vpmaddubsw %%ymm12, %%ymm13, %%ymm" register "\n\t"
 #define PENSTOCK_HALF_QUADS_OF(register) "%{vex%} vpdpbusd %%ymm12, %%ymm13, %%ymm" register "\n\t"
 #define PENSTOCK_FLOATS_OF(register) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" register "\n\t"
@@ -247,7 +248,9 @@ void saturate(void *context, int) {
     }
     asm volatile(PENSTOCK_TWELVE(PENSTOCK_CLEAR) PENSTOCK_CLEAR("12") PENSTOCK_CLEAR("13")::: PENSTOCK_TOUCHED);
     for (int64_t turn = 0; turn < job.turns; turn++)
-        if (job.is_bytes)
+        if (job.is_bytes && job.is_avx512bw)
+            asm volatile(PENSTOCK_TWELVE(PENSTOCK_PAIRS_OF)::: PENSTOCK_TOUCHED);
+        else if (job.is_bytes)
             asm volatile(PENSTOCK_TWELVE(PENSTOCK_BYTES_OF)::: PENSTOCK_TOUCHED);
         else if (job.is_float)
             asm volatile(PENSTOCK_TWELVE(PENSTOCK_WHOLE_FLOATS_OF)::: PENSTOCK_TOUCHED);
@@ -338,11 +341,11 @@ int main(int argc, char **argv) {
         }
         limits[0].push_back(shortest);
         // An instruction of 512 bits multiplies and adds 64 bytes or 32 numbers of bf16; a tile's, 256 sums of as many. One of AVX2 32 bytes,
-        // whose sums are then to be widened, or 8 numbers of fp32.
+        // whose sums are then to be widened, as without VNNI those of 64 bytes are, or 8 numbers of fp32.
         const double side_by_side = is_tiles ? 256.0 * kTileSums : kSums;
-        const bool is_float = isa == "avx512vnni";
+        const bool is_avx512bw = isa == "avx512bw", is_float = isa == "avx512vnni" || is_avx512bw;
         const double at_once = is_half ? (is_bf16 ? 8 : 32) : !is_bf16 ? 64 : is_float ? 16 : 32, in_a_turn = 2.0 * side_by_side * at_once * threads;
-        Multiplying multiplying = {&team, !is_bf16, is_tiles, is_avx2, is_avxvnni, is_float,
+        Multiplying multiplying = {&team, !is_bf16, is_tiles, is_avx2, is_avxvnni, is_avx512bw, is_float,
                                    static_cast<int64_t>(2e-3 * (is_tiles ? 4e12 : is_half ? 1e11 : 4e11) / in_a_turn)};
         const double begin = now();
         team.run(threads, saturate, &multiplying);

@@ -30,14 +30,16 @@ KERNEL_FLAGS = [
 ]
 
 AVX2 = ["-mavx2", "-mfma"]
-AVX512VNNI = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
-AVX512VNNI += ["-mprefer-vector-width=512", "-DPENSTOCK_AVX512"]
+AVX512BW = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+AVX512BW += ["-mprefer-vector-width=512", "-DPENSTOCK_AVX512"]
+AVX512VNNI = [*AVX512BW, "-mavx512vnni"]
 AVX512 = [*AVX512VNNI, "-mavx512bf16"]
 # Before registers are given out, GCC moves loads so far ahead of the products that there are not registers enough.
 NEON = ["-fno-schedule-insns", "-DPENSTOCK_NEON"]
 X86 = {
-    "avx2": [*AVX2, "-DPENSTOCK_AVX2"],
-    "avxvnni": [*AVX2, "-mavxvnni", "-DPENSTOCK_AVX2"],
+    "avx2": AVX2,
+    "avxvnni": [*AVX2, "-mavxvnni"],
+    "avx512bw": AVX512BW,
     "avx512vnni": AVX512VNNI,
     "avx512": AVX512,
     "amx": [*AVX512, "-mamx-tile", "-mamx-bf16", "-DPENSTOCK_AMX"],

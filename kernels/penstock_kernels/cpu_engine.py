@@ -24,7 +24,7 @@ ABI = 21
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
-KNOWN = ("amx", "avx512", "avx512vnni", "avxvnni", "avx2", "i8mm", "neon", "generic")
+KNOWN = ("amx", "avx512", "avx512vnni", "avx512bw", "avxvnni", "avx2", "i8mm", "neon", "generic")
 
 I64 = npt.NDArray[np.int64]
 

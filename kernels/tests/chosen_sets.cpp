@@ -12,6 +12,7 @@ namespace penstock {
 NOTHING(generic)
 NOTHING(avx2)
 NOTHING(avxvnni)
+NOTHING(avx512bw)
 NOTHING(avx512vnni)
 NOTHING(avx512)
 NOTHING(amx)
@@ -50,15 +51,15 @@ const struct {
     {"any", 0, "generic"},
     {"AVX2 without FMA", kAvx2, "generic"},
     {"Haswell", kHaswell, "avx2 generic"},
-    {"Skylake, without VNNI and BF16", kSkylake, "avx2 generic"},
-    {"Cascade Lake, without BF16", kSkylake | kAvx512Vnni, "avx512vnni avx2 generic"},
+    {"Skylake-SP, without VNNI and BF16", kSkylake, "avx512bw avx2 generic"},
+    {"Cascade Lake, without BF16", kSkylake | kAvx512Vnni, "avx512vnni avx512bw avx2 generic"},
     {"VNNI of 32 bytes without AVX2", kAvxVnni, "generic"},
-    {"Zen 4", kCooperLake, "avx512 avx512vnni avx2 generic"},
-    {"Zen 5", kCooperLake | kAvxVnni, "avx512 avx512vnni avxvnni avx2 generic"},
-    {"Cooper Lake", kCooperLake | kIntel, "avx512vnni avx512 avx2 generic"},
-    {"BF16 without VNNI", kSkylake | kAvx512Bf16 | kIntel, "avx2 generic"},
-    {"tiles of bf16 alone", kCooperLake | kAmxBf16, "avx512 avx512vnni avx2 generic"},
-    {"Sapphire Rapids", kCooperLake | kAvxVnni | kAmxBf16 | kAmxInt8 | kIntel, "amx avx512vnni avx512 avxvnni avx2 generic"},
+    {"Zen 4", kCooperLake, "avx512 avx512vnni avx512bw avx2 generic"},
+    {"Zen 5", kCooperLake | kAvxVnni, "avx512 avx512vnni avx512bw avxvnni avx2 generic"},
+    {"Cooper Lake", kCooperLake | kIntel, "avx512vnni avx512 avx512bw avx2 generic"},
+    {"BF16 without VNNI", kSkylake | kAvx512Bf16 | kIntel, "avx512bw avx2 generic"},
+    {"tiles of bf16 alone", kCooperLake | kAmxBf16, "avx512 avx512vnni avx512bw avx2 generic"},
+    {"Sapphire Rapids", kCooperLake | kAvxVnni | kAmxBf16 | kAmxInt8 | kIntel, "amx avx512vnni avx512 avx512bw avxvnni avx2 generic"},
     {"answers of nothing", x86_features({}), "generic"},
     {"Nehalem", x86_features({1u << 27, 0, 0, 0, 0, kOnlySse}), "generic"},
     {"Ivy Bridge, AVX alone", x86_features({kXsave, 0, 0, 0, 0, kYmmSaved}), "generic"},
@@ -67,13 +68,15 @@ const struct {
     {"Haswell whose system has no XSAVE", x86_features({1u << 12, kB2, 0, 0, 0, kYmmSaved}), "generic"},
     {"AVX2 without FMA's answers", x86_features({kXsave, kB2, 0, 0, 0, kYmmSaved}), "generic"},
     {"Knights Landing, F without BW, DQ, VL", x86_features({kHasFma, kB2 | 1u << 16, 0, 0, 0, kZmmSaved}), "avx2 generic"},
-    {"Ice Lake, VNNI without BF16", x86_features({kHasFma, kB512, kCVnni, 0, 0, kZmmSaved, kGenu}), "avx512vnni avx2 generic"},
+    {"Skylake-SP's answers", x86_features({kHasFma, kB512, 0, 0, 0, kZmmSaved, kGenu}), "avx512bw avx2 generic"},
+    {"Skylake-SP whose system saves no ZMM", x86_features({kHasFma, kB512, 0, 0, 0, kYmmSaved, kGenu}), "avx2 generic"},
+    {"Ice Lake, VNNI without BF16", x86_features({kHasFma, kB512, kCVnni, 0, 0, kZmmSaved, kGenu}), "avx512vnni avx512bw avx2 generic"},
     {"Alder Lake, VNNI of 32 bytes", x86_features({kHasFma, kB2, 0, 0, kAVnni, kYmmSaved, kGenu}), "avxvnni avx2 generic"},
     {"Alder Lake whose system saves no YMM", x86_features({kHasFma, kB2, 0, 0, kAVnni, kOnlySse, kGenu}), "generic"},
-    {"Zen 4's and 5's answers", x86_features({kHasFma, kB512, kCVnni, 0, kABf16, kZmmSaved, kAuth}), "avx512 avx512vnni avx2 generic"},
+    {"Zen 4's and 5's answers", x86_features({kHasFma, kB512, kCVnni, 0, kABf16, kZmmSaved, kAuth}), "avx512 avx512vnni avx512bw avx2 generic"},
     {"Zen 4 whose system saves no ZMM", x86_features({kHasFma, kB512, kCVnni, 0, kABf16, kYmmSaved, kAuth}), "avx2 generic"},
-    {"Sapphire Rapids' answers", sapphire_rapids(kTilesSaved), "amx avx512vnni avx512 avxvnni avx2 generic"},
-    {"Sapphire Rapids under a system before 5.16", sapphire_rapids(kZmmSaved), "avx512vnni avx512 avxvnni avx2 generic"},
+    {"Sapphire Rapids' answers", sapphire_rapids(kTilesSaved), "amx avx512vnni avx512 avx512bw avxvnni avx2 generic"},
+    {"Sapphire Rapids under a system before 5.16", sapphire_rapids(kZmmSaved), "avx512vnni avx512 avx512bw avxvnni avx2 generic"},
     {"Sapphire Rapids whose system saves no YMM", sapphire_rapids(kOnlySse), "generic"},
     {"Cortex-A72", arm_features(kSimd, 0), "generic"},
     {"ARMv8.1 without dot products", arm_features(kSimd | kLse, 0), "generic"},

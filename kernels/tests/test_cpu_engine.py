@@ -823,7 +823,7 @@ def test_the_environment_may_name_an_instruction_set() -> None:
     assert chosen("none") == "no: PENSTOCK_CPU_ISA is none"
     assert (
         chosen("sse9")
-        == "no: PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx512vnni, avxvnni, avx2, i8mm, neon, generic or none"
+        == "no: PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx512vnni, avx512bw, avxvnni, avx2, i8mm, neon, generic or none"
     )
 
 

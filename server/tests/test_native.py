@@ -235,7 +235,7 @@ def test_an_instruction_set_that_is_not_there_is_refused_in_one_line(
     monkeypatch.setenv(cpu_engine.VARIABLE, "sse9")
     with pytest.raises(
         UnusableModel,
-        match="PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx512vnni, avxvnni, avx2, i8mm, neon, generic or none",
+        match="PENSTOCK_CPU_ISA is 'sse9', not one of amx, avx512, avx512vnni, avx512bw, avxvnni, avx2, i8mm, neon, generic or none",
     ):
         Driver(folder, torch.bfloat16)
     monkeypatch.setenv(cpu_engine.VARIABLE, "amx")

@@ -40,7 +40,7 @@ template <int group>
 constexpr int kTilesOfGroup = group == 128 ? 2 : 1;
 template <int group>
 constexpr int64_t kUnpackedGroups = unpacked_bytes(group);
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(__AVX512VNNI__) && !defined(PENSTOCK_AMX)
 constexpr bool kTakesHalves = true;
 #else
 constexpr bool kTakesHalves = false;
@@ -74,7 +74,7 @@ INLINE void unpack_groups(const uint8_t *from, uint8_t *to) {
     }
 }
 
-#if defined(PENSTOCK_AVX512) && !defined(PENSTOCK_AMX)
+#if defined(__AVX512VNNI__) && !defined(PENSTOCK_AMX)
 constexpr int kRowsOfGroups = 8;  // with two columns: sums of whole numbers are in registers, those of fp32 are not
 
 template <int group, int rows, int count>
@@ -156,7 +156,7 @@ INLINE void add_groups_of(const uint8_t *a, long a_bytes, int rows, const uint8_
 }
 #endif
 
-#if defined(PENSTOCK_AVX512)
+#if defined(__AVX512VNNI__)
 // One or two rows times columns as they are. Inputs have a sign here: of a group, the sum of products with numbers without one, less the
 // zero point times the sum of the inputs.
 template <int group, bool is_fp4, int rows, int count>
@@ -232,63 +232,62 @@ INLINE int some_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const 
 }
 #endif
 
-#if defined(PENSTOCK_AVX2)
-// Rows times 8 or 16 outputs of a column as it is. Of a group and an output that is the sum of products with numbers without a sign, less
+#if defined(PENSTOCK_NIBBLES)
+// Rows times one side of a column as it is or more. Of a group and an output that is the sum of products with numbers without a sign, less
 // the zero point times the sum of the inputs, which `of_inputs` has of each row (`sum_groups`).
 template <int group, bool is_fp4, int rows, int sides>
 SEPARATE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int side, int tiles, Asking asking, long step,
                          const int16_t *of_inputs, float *c) {
     constexpr long head = head_bytes(group, is_fp4), tile_bytes = head + 1024;
     constexpr int quads = is_fp4 ? 4 : 8;  // of numbers up to 24, or up to 15
-    __m256 sum[rows][sides];
+    Floats sum[rows][sides];
     for (int r = 0; r < rows; r++)
-        for (int s = 0; s < sides; s++) sum[r][s] = _mm256_setzero_ps();
+        for (int s = 0; s < sides; s++) sum[r][s] = Floats{};
     for (int k = 0; k < tiles; k++) {
         const uint8_t *const tile = column + k * tile_bytes;
         ask_for(asking, column, k, tiles, tile_bytes, step);
         const int16_t *const of_tile = of_inputs + k * 4;
-        __m256i lower[rows][sides], upper[rows][sides], inputs[rows];
+        Integers lower[rows][sides], upper[rows][sides], inputs[rows];
         // `mask`: which of two sums of inputs are the group's.
-        const auto add = [&](int at, int mask, const __m256i (*whole)[sides]) {
+        const auto add = [&](int at, int mask, const Integers (*whole)[sides]) {
             for (int s = 0; s < sides; s++) {
-                __m256i words = _mm256_set1_epi32(12);
-                __m256i scale;
+                Integers words = MM(set1_epi32)(12);
+                Integers scale;
                 if (is_fp4) {
-                    const auto *from = reinterpret_cast<const __m128i *>(tile + at * 16 + (side + s) * 8);
-                    scale = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from)), 23);
+                    scale = MM(slli_epi32)(bytes_in_words(tile + at * 16 + (side + s) * kSideOutputs), 23);
                 } else {
-                    words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(tile + at * 64 + (side + s) * 32));
-                    scale = _mm256_andnot_si256(_mm256_set1_epi32(31), words);
+                    words = load_integers(tile + at * 64 + (side + s) * kRegister);
+                    scale = words & ~MM(set1_epi32)(31);
                 }
-                const __m256i zero = _mm256_and_si256(words, _mm256_set1_epi32(31));
-                const __m256i zeros = _mm256_and_si256(_mm256_or_si256(zero, _mm256_slli_epi32(zero, 16)), _mm256_set1_epi32(mask));
+                const Integers zero = words & MM(set1_epi32)(31);
+                const Integers zeros = (zero | MM(slli_epi32)(zero, 16)) & MM(set1_epi32)(mask);
                 for (int r = 0; r < rows; r++) {
-                    const __m256i less = _mm256_sub_epi32(whole[r][s], _mm256_madd_epi16(inputs[r], zeros));
-                    sum[r][s] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(less), _mm256_castsi256_ps(scale), sum[r][s]);
+                    const Integers less = MM(sub_epi32)(whole[r][s], MM(madd_epi16)(inputs[r], zeros));
+                    sum[r][s] = MM(fmadd_ps)(MM(cvtepi32_ps)(less), (Floats)scale, sum[r][s]);
                 }
             }
         };
         for (int half = 0; half < 2; half++) {
             const bool is_first = group == 32 || half == 0;
             for (int r = 0; r < rows; r++) {
-                const __m256i pair = pair_of_sums(of_tile + r * tiles * 4 + half * 2);
-                inputs[r] = is_first ? pair : _mm256_add_epi16(inputs[r], pair);
-                for (int s = 0; s < sides && is_first; s++) lower[r][s] = upper[r][s] = _mm256_setzero_si256();
+                const Integers pair = pair_of_sums(of_tile + r * tiles * 4 + half * 2);
+                inputs[r] = is_first ? pair : MM(add_epi16)(inputs[r], pair);
+                for (int s = 0; s < sides && is_first; s++) lower[r][s] = upper[r][s] = Integers{};
             }
 #pragma GCC unroll 2
             for (int begin = 0; begin < 8; begin += quads) {
-                __m256i low[rows][sides], high[rows][sides];
+                Integers low[rows][sides], high[rows][sides];
                 for (int r = 0; r < rows; r++)
-                    for (int s = 0; s < sides; s++) low[r][s] = high[r][s] = _mm256_setzero_si256();
+                    for (int s = 0; s < sides; s++) low[r][s] = high[r][s] = Integers{};
                 const int at = half * 8 + begin;
                 add_nibbles<rows, sides, quads, true, is_fp4, false>(a + (long)k * PENSTOCK_INT4_INPUTS + at * 4, a_bytes,
-                                                              tile + head + at * 64 + side * 32, low, high);
+                                                              tile + head + at * 64 + side * kRegister, low, high);
                 for (int r = 0; r < rows; r++)
                     for (int s = 0; s < sides; s++) {
-                        lower[r][s] = _mm256_add_epi32(lower[r][s], whole_of(low[r][s]));
+                        lower[r][s] = MM(add_epi32)(lower[r][s], whole_of(low[r][s]));
                         // Of 128 inputs all are one group.
-                        __m256i &others = group == 128 ? lower[r][s] : upper[r][s];
-                        others = _mm256_add_epi32(others, whole_of(high[r][s]));
+                        Integers &others = group == 128 ? lower[r][s] : upper[r][s];
+                        others = MM(add_epi32)(others, whole_of(high[r][s]));
                     }
             }
             if (group == 32) {
@@ -303,7 +302,7 @@ SEPARATE void group_rows(const uint8_t *a, long a_bytes, const uint8_t *column, 
         if (group == 128) add(0, 31 << 16 | 31, lower);
     }
     for (int r = 0; r < rows; r++)
-        for (int s = 0; s < sides; s++) _mm256_storeu_ps(c + r * 16 + (side + s) * 8, sum[r][s]);
+        for (int s = 0; s < sides; s++) MM(storeu_ps)(c + r * 16 + (side + s) * kSideOutputs, sum[r][s]);
 }
 #endif
 
@@ -312,7 +311,7 @@ constexpr int kRowsOfPass = 64;
 
 // Up to kRowsOfPass rows times some columns: fp32 sums, of 16 rows in kMostTiles blocks each. `memory`: for a tile of each
 // column, or for sums of inputs.
-#if defined(PENSTOCK_AVX2)
+#if defined(PENSTOCK_NIBBLES)
 template <int group, bool is_fp4>
 INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
                           long step, bool asks, uint8_t *memory, float *sums) {
@@ -333,7 +332,7 @@ INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_
 template <int group, bool is_fp4>
 INLINE void group_product(const uint8_t *a, long a_bytes, int rows, const uint8_t *const *columns, int count, int tiles,
                           long step, bool, uint8_t *memory, float *sums) {
-#if defined(PENSTOCK_AVX512)
+#if defined(__AVX512VNNI__)
     while (rows <= 2 && count > 0) {
         const int some = rows == 1 ? some_group_rows<group, is_fp4, 1>(a, a_bytes, columns, count, tiles, step, sums)
                                    : some_group_rows<group, is_fp4, 2>(a, a_bytes, columns, count, tiles, step, sums);

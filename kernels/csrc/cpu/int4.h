@@ -27,7 +27,7 @@ INLINE void unpack_int4(const uint8_t *from, uint8_t *to) {
 }
 
 // Up to so many rows int4 is brought to int8 piece by piece, for 16 rows at a time; for more of them whole columns are.
-#if defined(PENSTOCK_AVX512) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr int kInt4Few = 32;
 #elif defined(__AVX2__)
 constexpr int kInt4Few = INT32_MAX;  // it never is
@@ -35,7 +35,7 @@ constexpr int kInt4Few = INT32_MAX;  // it never is
 constexpr int kInt4Few = 16;
 #endif
 
-#if defined(PENSTOCK_AVX512)
+#if defined(__AVX512VNNI__)
 // Tiles ahead that are asked for, in the second cache: one column at a time leaves the first one's few requests too few for a
 // memory that is far (Sapphire Rapids: 1.1 times as fast as four of them in the first).
 constexpr int kInt4Ahead = 8;
@@ -136,7 +136,7 @@ INLINE void int4_rows(const uint8_t *a, long a_bytes, const uint8_t *column, int
 }
 #endif
 
-#if defined(PENSTOCK_AVX512)
+#if defined(__AVX512VNNI__)
 constexpr int kInt4Rows = 8;  // whose sums with two columns leave registers for what tiles are brought to int8 with
 
 // Loads once: GCC would load anew for each use, and Zen 4 loads one such register in a cycle.
@@ -250,43 +250,42 @@ SEPARATE void int4_blocks(const uint8_t *a, long a_bytes, int rows, const uint8_
 }
 #endif
 
-#if defined(PENSTOCK_AVX2)
-// Rows times 8 or 16 outputs of a column of int4, as its numbers are. Of a group and an output that is the sum of products with numbers from 0
+#if defined(PENSTOCK_NIBBLES)
+// Rows times one side of a column of int4 or more, as its numbers are. Of a group and an output that is the sum of products with numbers from 0
 // to 15, less 8 times the sum of the inputs, times the group's factor: with sums of 16 bits two of them and a factor are one VPMADDWD. `eights`: -8 times the groups'
 // sums of each row, as `sum_groups` has them, of `tiles` tiles. Where inputs have no sign, 8 times 128 for each of them is what sums begin with.
 template <int rows, int sides>
 SEPARATE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *column, int side, int quads, Asking asking, long step,
                          const int16_t *eights, float *c) {
     const int tiles = (quads + 31) / 32;
-    __m256i sum[rows][sides];
+    Integers sum[rows][sides];
     for (int r = 0; r < rows; r++)
-        for (int s = 0; s < sides; s++) sum[r][s] = _mm256_setzero_si256();
+        for (int s = 0; s < sides; s++) sum[r][s] = Integers{};
     const auto add = [&]<bool has_high>(int k, int half) {
         const uint8_t *const tile = column + (long)k * PENSTOCK_INT4_BYTES;
         const uint8_t *const inputs = a + (long)k * PENSTOCK_INT4_INPUTS + half * PENSTOCK_INT4_GROUP;
-        __m256i low[rows][sides], high[rows][sides];
+        Integers low[rows][sides], high[rows][sides];
         for (int r = 0; r < rows; r++)
             for (int s = 0; s < sides; s++)
-                low[r][s] = high[r][s] = _mm256_set1_epi32(kIsTurned ? -8 * 128 * PENSTOCK_INT4_GROUP : 0);
-        add_nibbles<rows, sides, 8, has_high, false, kIsTurned>(inputs, a_bytes, tile + 64 + half * 512 + side * 32, low, high);
+                low[r][s] = high[r][s] = MM(set1_epi32)(kIsTurned ? -8 * 128 * PENSTOCK_INT4_GROUP : 0);
+        add_nibbles<rows, sides, 8, has_high, false, kIsTurned>(inputs, a_bytes, tile + 64 + half * 512 + side * kRegister, low, high);
         for (int s = 0; s < sides; s++) {
-            const auto *from = reinterpret_cast<const __m128i *>(tile + half * 16 + (side + s) * 8);
-            const __m256i factor = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from));
-            const __m256i upper = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from + 2)), 16);
-            const __m256i factors = has_high ? _mm256_or_si256(factor, upper) : factor;
+            const uint8_t *const from = tile + half * 16 + (side + s) * kSideOutputs;
+            const Integers factor = bytes_in_words(from);
+            const Integers upper = MM(slli_epi32)(bytes_in_words(from + 32), 16);
+            const Integers factors = has_high ? factor | upper : factor;
             for (int r = 0; r < rows; r++) {
-                const __m256i less = pair_of_sums(eights + (r * tiles + k) * 4 + half * 2);
-                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_madd_epi16(less, factors));
+                const Integers less = pair_of_sums(eights + (r * tiles + k) * 4 + half * 2);
+                sum[r][s] = MM(add_epi32)(sum[r][s], MM(madd_epi16)(less, factors));
 #if defined(__AVXVNNI__)
-                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_mullo_epi32(low[r][s], factor));
-                if (has_high)
-                    sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_mullo_epi32(high[r][s], _mm256_srli_epi32(upper, 16)));
+                sum[r][s] = MM(add_epi32)(sum[r][s], MM(mullo_epi32)(low[r][s], factor));
+                if (has_high) sum[r][s] = MM(add_epi32)(sum[r][s], MM(mullo_epi32)(high[r][s], MM(srli_epi32)(upper, 16)));
 #else
-                const __m256i twice = _mm256_or_si256(factor, _mm256_slli_epi32(factor, 16));
-                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_madd_epi16(low[r][s], twice));
+                const Integers twice = factor | MM(slli_epi32)(factor, 16);
+                sum[r][s] = MM(add_epi32)(sum[r][s], MM(madd_epi16)(low[r][s], twice));
                 if (!has_high) continue;
-                const __m256i twice_upper = _mm256_or_si256(upper, _mm256_srli_epi32(upper, 16));
-                sum[r][s] = _mm256_add_epi32(sum[r][s], _mm256_madd_epi16(high[r][s], twice_upper));
+                const Integers twice_upper = upper | MM(srli_epi32)(upper, 16);
+                sum[r][s] = MM(add_epi32)(sum[r][s], MM(madd_epi16)(high[r][s], twice_upper));
 #endif
             }
         }
@@ -302,8 +301,7 @@ SEPARATE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *column, 
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int s = 0; s < sides; s++)
-            _mm256_storeu_si256(reinterpret_cast<__m256i *>(c + r * 16 + (side + s) * 8), sum[r][s]);
+        for (int s = 0; s < sides; s++) MM(storeu_ps)(c + r * 16 + (side + s) * kSideOutputs, (Floats)sum[r][s]);
 }
 #endif
 

@@ -21,6 +21,9 @@ const Kernels *kernels_avx2();
 #ifdef PENSTOCK_HAS_AVXVNNI
 const Kernels *kernels_avxvnni();
 #endif
+#ifdef PENSTOCK_HAS_AVX512BW
+const Kernels *kernels_avx512bw();
+#endif
 #ifdef PENSTOCK_HAS_AVX512VNNI
 const Kernels *kernels_avx512vnni();
 #endif
@@ -41,7 +44,8 @@ namespace {
 
 constexpr unsigned kNeedsAvx2 = kAvx2 | kFma;
 constexpr unsigned kNeedsAvxVnni = kNeedsAvx2 | kAvxVnni;
-constexpr unsigned kNeedsAvx512Vnni = kNeedsAvx2 | kAvx512 | kAvx512Vnni;
+constexpr unsigned kNeedsAvx512Bw = kNeedsAvx2 | kAvx512;
+constexpr unsigned kNeedsAvx512Vnni = kNeedsAvx512Bw | kAvx512Vnni;
 constexpr unsigned kNeedsAvx512 = kNeedsAvx512Vnni | kAvx512Bf16;
 constexpr unsigned kNeedsAmx = kNeedsAvx512 | kAmxBf16 | kAmxInt8;
 constexpr unsigned kNeedsNeon = kAtomics | kDotProduct;
@@ -61,6 +65,9 @@ const Built kBuilt[] = {
 #endif
 #ifdef PENSTOCK_HAS_AVX512VNNI
     {kNeedsAvx512Vnni, {"avx512vnni", kernels_avx512vnni}},
+#endif
+#ifdef PENSTOCK_HAS_AVX512BW
+    {kNeedsAvx512Bw, {"avx512bw", kernels_avx512bw}},
 #endif
 #ifdef PENSTOCK_HAS_AVXVNNI
     {kNeedsAvxVnni, {"avxvnni", kernels_avxvnni}},
@@ -159,7 +166,9 @@ const InstructionSet *instruction_sets(unsigned features) {
     for (const Built &built : kBuilt)
         if ((built.needs & ~features) == 0) found[count++] = built.set;
     // Of Intel's processors VDPBF16PS, which is two products, has a quarter of the rate of one in fp32 (Sapphire Rapids; `products.py` compares
-    // both sets): without tiles the one that goes without it is better.
+    // both sets): without tiles the one that goes without it is better. The vendor decides that, and no measurement at the start, which may end
+    // one way now and another way later: sets round in different places, and a machine has to go on with the same text after a crash, and to
+    // write the same as a replica on another machine of its kind.
     for (int i = 0; (features & kIntel) && i + 1 < count; i++)
         if (std::string_view(found[i].name) == "avx512" && std::string_view(found[i + 1].name) == "avx512vnni")
             std::swap(found[i], found[i + 1]);

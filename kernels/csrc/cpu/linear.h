@@ -204,7 +204,7 @@ INLINE void wide_block(const LinearArgs &args, int64_t begin, int64_t end, const
 }
 #endif
 
-#if defined(PENSTOCK_AVX2)
+#if defined(PENSTOCK_NIBBLES)
 // Products of up to 16 rows with columns of int4, as they are. `asks`: for those that are multiplied next.
 INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, const uint8_t *const *columns, int count, int quads,
                          long step, bool asks, uint8_t *memory, float *sums) {

@@ -1,7 +1,13 @@
-// Numbers of 4 bits, two in a byte, and with AVX2 their products as they are, by VPMADDUBSW or, where there is one of 32 bytes, by VPDPBUSD. Included by grouped.h and int4.h.
+// Numbers of 4 bits, two in a byte, and with AVX2, or AVX-512 without VNNI, their products as they are, by VPMADDUBSW or, where there is one of
+// 32 bytes, by VPDPBUSD. Included by grouped.h and int4.h.
 #pragma once
 
 #include "tiles.h"
+
+// Not where VPDPBUSD takes 64 bytes: there products of int8 cost no more than those of 4 bits, and numbers become int8.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define PENSTOCK_NIBBLES
+#endif
 
 namespace {
 
@@ -37,64 +43,90 @@ INLINE B64 numbers_of(B64 x) {
 #endif
 }
 
-#if defined(PENSTOCK_AVX2)
-// Rows whose products with eight outputs are summed in registers; those of two are with sixteen.
-constexpr int kNibbleRows = 4;
-
-// What the bytes of inputs are turned by, so that they have a sign.
-INLINE __m256i signs_of_inputs() {
-    return _mm256_set1_epi8(kIsTurned ? -128 : 0);
+#if defined(PENSTOCK_NIBBLES)
+// A register, its intrinsics, which are named by its length, and what they do not do alike: 16 bytes in each part of a register, and bytes
+// in 32 bits each.
+#if defined(PENSTOCK_AVX512)
+typedef __m512i Integers;
+typedef __m512 Floats;
+#define MM(name) _mm512_##name
+INLINE Integers in_each_part(__m128i x) {
+    return _mm512_broadcast_i32x4(x);
+}
+INLINE Integers bytes_in_words(const uint8_t *from) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+}
+#else
+typedef __m256i Integers;
+typedef __m256 Floats;
+#define MM(name) _mm256_##name
+INLINE Integers in_each_part(__m128i x) {
+    return _mm256_broadcastsi128_si256(x);
+}
+INLINE Integers bytes_in_words(const uint8_t *from) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
+}
+#endif
+INLINE Integers load_integers(const void *from) {
+    typedef Integers Memory __attribute__((aligned(1), may_alias));
+    return *static_cast<const Memory *>(from);
 }
 
-// Of `rows` rows and `sides` times eight outputs, sums of four products each in 32 bits by VPDPBUSD, or of two in 16 bits by VPMADDUBSW, of so
+// Rows whose products with a side, the outputs of a register, are summed in registers; those of two are with all outputs of a tile.
+constexpr int kNibbleRows = 8 / kRegisters;
+constexpr int kSideOutputs = 16 / kRegisters;
+
+// What the bytes of inputs are turned by, so that they have a sign.
+constexpr char kSignOfInputs = kIsTurned ? -128 : 0;
+
+// Of `rows` rows and `sides` sides, sums of four products each in 32 bits by VPDPBUSD, or of two in 16 bits by VPMADDUBSW, of so
 // many steps that they fit (`whole_of` makes them the former). `is_turned`: of inputs as they are, where they have no sign, and else of what
 // they stand for. `low` is the group of the lower bits, `high` that of the upper ones, 64 inputs further.
 template <int rows, int sides, int quads, bool has_high, bool is_fp4, bool is_turned>
-INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, __m256i (*low)[sides], __m256i (*high)[sides]) {
-    const auto number_of = [](__m256i x) {
+INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, Integers (*low)[sides], Integers (*high)[sides]) {
+    const auto number_of = [](Integers x) {
         if (!is_fp4) return x;
-        return _mm256_shuffle_epi8(
-            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers))), x);
+        return MM(shuffle_epi8)(in_each_part(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers))), x);
     };
-    const auto add_one = [](__m256i &sum, __m256i number, __m256i x) {
+    const auto add_one = [](Integers &sum, Integers number, Integers x) {
 #if defined(__AVXVNNI__)
         sum = is_turned ? _mm256_dpbusd_avx_epi32(sum, x, number) : _mm256_dpbusd_avx_epi32(sum, number, x);
 #else
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(number, x));
+        sum = MM(add_epi16)(sum, MM(maddubs_epi16)(number, x));
         // One after another: GCC would add what is added later first, and keep all of it in memory.
-        asm("" : "+x"(sum));
+        asm("" : "+v"(sum));
 #endif
     };
     const auto input_of = [](const uint8_t *quad) {
-        const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(quad));
-        return is_turned || !kIsTurned ? x : _mm256_xor_si256(x, signs_of_inputs());
+        const Integers x = MM(set1_epi32)(*reinterpret_cast<const int32_t *>(quad));
+        return is_turned || !kIsTurned ? x : x ^ MM(set1_epi8)(kSignOfInputs);
     };
-    const __m256i bits = _mm256_set1_epi8(15);
+    const Integers bits = MM(set1_epi8)(15);
 #pragma GCC unroll 8
     for (int p = 0; p < quads; p++) {
-        __m256i first[sides], second[sides];
+        Integers first[sides], second[sides];
         for (int s = 0; s < sides; s++) {
-            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers + p * 64 + s * 32));
-            first[s] = number_of(_mm256_and_si256(both, bits));
-            second[s] = number_of(_mm256_and_si256(_mm256_srli_epi16(both, 4), bits));
+            const Integers both = load_integers(numbers + p * 64 + s * kRegister);
+            first[s] = number_of(both & bits);
+            second[s] = number_of(MM(srli_epi16)(both, 4) & bits);
         }
         for (int r = 0; r < rows; r++) {
             const uint8_t *const quad = inputs + r * a_bytes + p * 4;
-            const __m256i x = input_of(quad);
+            const Integers x = input_of(quad);
             for (int s = 0; s < sides; s++) add_one(low[r][s], first[s], x);
             if (!has_high) continue;
-            const __m256i y = input_of(quad + PENSTOCK_BYTE_INPUTS);
+            const Integers y = input_of(quad + PENSTOCK_BYTE_INPUTS);
             for (int s = 0; s < sides; s++) add_one(high[r][s], second[s], y);
         }
     }
 }
 
 // Such sums in 32 bits.
-INLINE __m256i whole_of(__m256i sums) {
+INLINE Integers whole_of(Integers sums) {
 #if defined(__AVXVNNI__)
     return sums;
 #else
-    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+    return MM(madd_epi16)(sums, MM(set1_epi16)(1));
 #endif
 }
 
@@ -103,7 +135,7 @@ INLINE void sum_groups(const uint8_t *a, int quads, int factor, int16_t *sums) {
     const __m256i ones = _mm256_set1_epi8(1), units = _mm256_set1_epi16(1);
     for (int group = 0; group < (quads + 7) / 8; group++) {
         const auto *inputs = reinterpret_cast<const __m256i *>(a + group * PENSTOCK_INT4_GROUP);
-        const __m256i signed_inputs = _mm256_xor_si256(_mm256_loadu_si256(inputs), signs_of_inputs());
+        const __m256i signed_inputs = _mm256_loadu_si256(inputs) ^ _mm256_set1_epi8(kSignOfInputs);
         const __m256i of_four = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, signed_inputs), units);
         const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(of_four), _mm256_extracti128_si256(of_four, 1));
         const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
@@ -113,8 +145,8 @@ INLINE void sum_groups(const uint8_t *a, int quads, int factor, int16_t *sums) {
 }
 
 // Both of them, in every lane.
-INLINE __m256i pair_of_sums(const int16_t *sums) {
-    return _mm256_set1_epi32(*reinterpret_cast<const int32_t *>(sums));
+INLINE Integers pair_of_sums(const int16_t *sums) {
+    return MM(set1_epi32)(*reinterpret_cast<const int32_t *>(sums));
 }
 
 // Which share of what is multiplied later a part of the work asks for: `begin` to `end` of `of`; of 0: nothing.
@@ -134,21 +166,27 @@ INLINE void ask_for(Asking asking, const uint8_t *column, int k, int tiles, long
         fetch_far(tile + begin * 64, (end - begin) * 64);
 }
 
-// Up to 16 rows in equal parts, each by `part.template operator()<rows, sides>(row, side, asking)`: those of up to two rows with sixteen
-// outputs, others with eight and then with the others.
+// Rows of a part, by `part.template operator()<rows, sides>(row, side, asking)`: up to two with all outputs of a tile, others with one side
+// after the other.
+template <int some, typename Part>
+INLINE void in_sides(int rows, int row, int at, int of, Part part) {
+    if constexpr (some > 0) {
+        if (rows != some) return in_sides<some - 1>(rows, row, at, of, part);
+        constexpr int sides = some <= 2 ? kRegisters : 1;
+        for (int side = 0; side < kRegisters; side += sides) {
+            const int begin = kRegisters * at + side;
+            part.template operator()<some, sides>(row, side, Asking{begin, begin + sides, of});
+        }
+    }
+}
+
+// Up to 16 rows in equal parts.
 template <typename Part>
 INLINE void in_parts(int rows, bool asks, Part part) {
-    const int parts = (rows + kNibbleRows - 1) / kNibbleRows, of = !asks ? 0 : rows <= 2 ? 1 : 2 * parts;
+    const int parts = (rows + kNibbleRows - 1) / kNibbleRows, of = !asks ? 0 : rows <= 2 ? 1 : kRegisters * parts;
     for (int row = 0, at = 0; at < parts; at++) {
         const int some = (rows - row + parts - at - 1) / (parts - at);
-        const Asking both = {2 * at, of == 1 ? 1 : 2 * at + 2, of};
-        if (some == 1) part.template operator()<1, 2>(row, 0, both);
-        if (some == 2) part.template operator()<2, 2>(row, 0, both);
-        for (int side = 0; side < 2; side++) {
-            const Asking one = {2 * at + side, 2 * at + side + 1, of};
-            if (some == 3) part.template operator()<3, 1>(row, side, one);
-            if (some == 4) part.template operator()<4, 1>(row, side, one);
-        }
+        in_sides<kNibbleRows>(some, row, at, of, part);
         row += some;
     }
 }

@@ -1,7 +1,7 @@
 // Products of rows of bf16 with packed tiles, where all time goes: by AMX' tiles, by VDPBF16PS, by BFMMLA, or by multiplication in
 // fp32 of what is converted (with AVX-512 as well, where processors lack VDPBF16PS). Of a row and an output the sum is over pairs of inputs in their order, whatever else is
 // computed beside it, so it does not depend on the number of rows. And products of bytes with tiles of int8: by the same
-// tiles, by VPDPBUSD (of 64 bytes or of 32), by VPMADDUBSW, by SMMLA or SDOT, or one after the other; those are exact.
+// tiles, by VPDPBUSD or VPMADDUBSW (of 64 bytes or of 32), by SMMLA or SDOT, or one after the other; those are exact.
 #pragma once
 
 #include "tiles.h"
@@ -298,6 +298,29 @@ INLINE void product_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b
 }
 #endif
 
+// Four products of bytes, added to each lane. Without VPDPBUSD two are added in 16 bits before, of the sizes of the tokens' numbers and of
+// weights with their signs: either is at most 127, so that they fit.
+#if defined(__AVX512VNNI__)
+INLINE __m512i add_quads(__m512i sum, __m512i x, __m512i factor) {
+    return _mm512_dpbusd_epi32(sum, x, factor);
+}
+#elif defined(PENSTOCK_AVX512)
+INLINE __m512i add_quads(__m512i sum, __m512i x, __m512i factor) {
+    const __m512i with_sign = _mm512_mask_sub_epi8(factor, _mm512_movepi8_mask(x), _mm512_setzero_si512(), factor);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(x), with_sign);
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+#elif defined(__AVXVNNI__)
+INLINE __m256i add_quads(__m256i sum, __m256i x, __m256i factor) {
+    return _mm256_dpbusd_avx_epi32(sum, x, factor);
+}
+#elif defined(__AVX2__)
+INLINE __m256i add_quads(__m256i sum, __m256i x, __m256i factor) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(factor, x));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+
 // Of bytes, likewise, of so many quads of inputs; beyond them a tile has zeros. Sums of 32 bits in c, added to what is there where
 // `goes_on`.
 #if defined(PENSTOCK_NEON)
@@ -322,7 +345,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
             for (int r = 0; r < rows; r++) {
                 const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
                 const __m512i x = _mm512_set1_epi32(*quad);
-                for (int i = 0; i < count; i++) sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, factor[i]);
+                for (int i = 0; i < count; i++) sum[r][i] = add_quads(sum[r][i], x, factor[i]);
             }
         }
     }
@@ -333,7 +356,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
             const __m512i x = _mm512_set1_epi32(*quad);
             for (int i = 0; i < count; i++) {
                 const __m512i factor = _mm512_loadu_si512(b[i] + (long)whole * kTileBytes + p * 64);
-                sum[r][i] = _mm512_dpbusd_epi32(sum[r][i], x, factor);
+                sum[r][i] = add_quads(sum[r][i], x, factor);
             }
         }
     for (int i = 0; ahead && whole < k_tiles && i < count; i++)
@@ -361,17 +384,7 @@ INLINE void byte_rows(const uint8_t *a, long a_bytes, const uint8_t *const *b, i
                 for (int r = 0; r < rows; r++) {
                     const int32_t *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + k * 64 + p * 4);
                     const __m256i x = _mm256_set1_epi32(*quad);
-#if defined(__AVXVNNI__)
-                    for (int half = 0; half < 2; half++)
-                        sum[r][half] = _mm256_dpbusd_avx_epi32(sum[r][half], x, factor[half]);
-#else
-                    // The sizes of the tokens' numbers times weights with their signs: at most 127, so that two products fit 16 bits.
-                    const __m256i ones = _mm256_set1_epi16(1), size = _mm256_abs_epi8(x);
-                    for (int half = 0; half < 2; half++) {
-                        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(factor[half], x));
-                        sum[r][half] = _mm256_add_epi32(sum[r][half], _mm256_madd_epi16(pairs, ones));
-                    }
-#endif
+                    for (int half = 0; half < 2; half++) sum[r][half] = add_quads(sum[r][half], x, factor[half]);
                 }
             }
         }

@@ -29,7 +29,7 @@ enum Numbers { kShorts, kBytes };
 
 // Of bytes: VPDPBUSD and TDPBUSD multiply numbers without a sign by those with one. A number plus 128 is its byte with the
 // highest bit turned over, and 128 times the sum of the weights is taken off in the end.
-#if defined(PENSTOCK_AVX512) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool kIsTurned = true;
 #else
 constexpr bool kIsTurned = false;
