@@ -21,7 +21,7 @@ const MAX_ID: usize = 256;
 pub(crate) const MAX_HEAD: usize = MAX_NAME + MAX_ID;
 
 /// Bytes beyond what is looked at in which a marker has room that begins at its end.
-pub(crate) const MARKER: usize = 64;
+pub(crate) const MARKER: usize = 128;
 
 /// Bytes of a key that may be a name, as JSON writes it: four bytes of it may be two escapes of six.
 const MAX_KEY: usize = 3 * MAX_NAME + 2;
