@@ -112,10 +112,6 @@ mod tests {
 
     use super::*;
 
-    /// Ten times of it is more than a thread of a busy machine stands still or waits for a processor here.
-    const TIMEOUT: Duration = Duration::from_millis(400);
-    const LONGER: Duration = Duration::from_millis(401);
-
     /// As long as its thread computes.
     fn compute(longest: Duration) {
         let clock = ThreadClock::own();
@@ -123,13 +119,18 @@ mod tests {
         while clock.now().unwrap() < end {}
     }
 
+    /// Of work that this thread begins now, and for which it may wait for a processor as long as it has to: it is computing that counts.
+    fn begin(timeout: Duration) -> Stop {
+        Stop { deadline: Instant::now() + Duration::from_secs(600), ..Stop::begin(Cancel::new(), timeout) }
+    }
+
     #[test]
     fn who_waits_has_not_computed() {
-        let limits = Limits { timeout: TIMEOUT, ..Limits::default() };
-        let stop = Stop::begin(Cancel::new(), limits.timeout);
-        thread::sleep(LONGER);
+        let limits = Limits { timeout: Duration::from_millis(20), ..Limits::default() };
+        let stop = begin(limits.timeout);
+        thread::sleep(Duration::from_millis(40));
         assert!(stop.check(&limits).is_ok());
-        compute(LONGER);
+        compute(Duration::from_millis(21));
         assert_eq!(stop.check(&limits).unwrap_err().kind, Kind::TimedOut);
     }
 
@@ -143,19 +144,19 @@ mod tests {
 
     #[test]
     fn another_thread_sees_what_this_one_has_computed() {
-        let limits = Limits { timeout: TIMEOUT, ..Limits::default() };
+        let limits = Limits { timeout: Duration::from_millis(20), ..Limits::default() };
         let (send, stops) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let begun = limits.timeout;
         let working = thread::spawn(move || {
-            send.send(Stop::begin(Cancel::new(), begun)).unwrap();
+            send.send(begin(begun)).unwrap();
             ended.recv().unwrap();
-            compute(LONGER);
-            send.send(Stop::begin(Cancel::new(), begun)).unwrap();
+            compute(begun + Duration::from_millis(1));
+            send.send(begin(begun)).unwrap();
             ended.recv().unwrap();
         });
         let stop = stops.recv().unwrap();
-        compute(LONGER);
+        compute(Duration::from_millis(40));
         assert!(stop.check(&limits).is_ok());
         end.send(()).unwrap();
         stops.recv().unwrap();
