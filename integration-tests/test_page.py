@@ -542,10 +542,17 @@ def test_the_servers_state_is_shown_as_it_is(open_page: Open, slow: Launched) ->
         expect(kv).to_have_text(re.compile(r"[1-9]"))
     expect(running).to_have_text("0")
     expect(kv).to_have_text("0.0 %")
-    info = wire.get(slow.address, "/info").json()
-    generated = slow.metrics().value("penstock_computed_decode_tokens")
-    # The tokens of two steps that were under way when the client left are nobody's, and the first one is no decode's.
-    assert info["generated_tokens"] + 1 >= generated > 0
+
+    def counted() -> tuple[int, int]:
+        told = wire.get(slow.address, "/info").json()["generated_tokens"]
+        return told, int(slow.metrics().value("penstock_computed_decode_tokens"))
+
+    # Of a client that stayed: what was under way when the other one left is nobody's.
+    generated, decoded = counted()
+    assert generated > 0 and decoded > 0
+    wire.post(slow.address, "/v1/completions", {**body, "max_tokens": 5, "ignore_eos": True, "stream": False})
+    # The first one is no decode's.
+    wait_for(lambda: counted() == (generated + 5, decoded + 4), "its tokens to be counted")
 
 
 def show(page: Page, state: str) -> None:
