@@ -86,6 +86,7 @@ start_columns! {
     watermark_greens: u32 = 0, each;
     encoder_counts: u32 = 0, optional;
     state_sources: u32 = u32::MAX, optional;
+    adapters: u32 = 0, optional;
 }
 
 fn packed<T: bytemuck::NoUninit>(values: &mut Vec<T>, digest: &mut impl FnMut(&[u8])) -> Bytes {

@@ -69,6 +69,9 @@ class Starts:
     state_sources: U32 = field(
         metadata={**_ZERO, "default": 0xFFFFFFFF, "optional": True}
     )  # one for each START row of a model with recurrent layers, or none
+    adapters: U32 = field(
+        metadata={**_ZERO, "optional": True}
+    )  # one for each START row of a model with adapters, or none
 
 
 @dataclass(frozen=True)
