@@ -28,6 +28,8 @@ FOREIGN = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".nemo", 
 UNREAD = {".gguf": "GGUF", ".npz": "npz", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax's"}
 
 ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_PICKLE = "adapter_model.bin"
 MERGE = "merge it into its base model (merge_and_unload of peft) and serve that"
 CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
 
