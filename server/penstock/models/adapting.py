@@ -22,9 +22,10 @@ from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.model_files import listed
 from penstock.models import recipes
+from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder, Experts, FeedForward
 from penstock.models.packing import matrices_of
-from penstock.parallel.group import TensorGroup
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import tensors
 from penstock_kernels.program import TILE_INPUTS, rounded_up
 from penstock_kernels.tensors import Dtype, Tensor
@@ -35,7 +36,20 @@ I64 = npt.NDArray[np.int64]
 FLAG = "--lora-adapters"
 # In front of a layer's number a module's path has these names alone, or what it leads to is no part of the text's layers.
 TEXT = frozenset(
-    "model language_model text_model transformer decoder backbone gpt_neox layers h blocks thinker llm".split()
+    [
+        "model",
+        "language_model",
+        "text_model",
+        "transformer",
+        "decoder",
+        "backbone",
+        "gpt_neox",
+        "layers",
+        "h",
+        "blocks",
+        "thinker",
+        "llm",
+    ]
 )
 
 
@@ -71,26 +85,41 @@ def changes(
     """Of each of the `matrices` of a rank's part of the model. Raises UnusableModel where an adapter changes what cannot be changed, or is
     of another shape than the model.
     """
-    with _Numbered(folder, trusted) as checkpoint:
-        decoder = recipes.load_from(config, checkpoint, group)
-        assert isinstance(decoder, Decoder), "asked of decoders"
-        found = [_Held.of(linear, checkpoint) for linear in matrices(decoder)]
-    modules = {module for held in found if held is not None for module in held.modules()}
-    of_adapters = [_by_module(adapter, modules, checkpoint.elsewhere) for adapter in adapters]
+    found = _held(config, folder, group, trusted)
+    shape = recipes.read_config(config)
+    assert isinstance(shape, DecoderConfig), "asked of decoders"
+    elsewhere = set(range(shape.num_layers)) - set(shape.layers_of(group))
+    modules = {source.module for held in found if held is not None for source in held.tensors()}
+    of_adapters = [_by_module(adapter, modules, elsewhere) for adapter in adapters]
     return [None if held is None else held.change(adapters, of_adapters) for held in found]
 
 
-def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[str]) -> dict[str, Pair]:
+def adaptable(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, int]]:
+    """The modules of a model that adapters may change, by the checkpoint's names, and of each its outputs and inputs."""
+    held = [one for one in _held(config, folder, ALONE, False) if one is not None]
+    return {source.module: (source.outputs, source.inputs) for one in held for source in one.tensors()}
+
+
+def _held(config: dict[str, Any], folder: Path, group: TensorGroup, trusted: bool) -> "list[_Held | None]":
+    with _Numbered(folder, trusted) as checkpoint:
+        decoder = recipes.load_from(config, checkpoint, group)
+        assert isinstance(decoder, Decoder), "asked of decoders"
+        return [_Held.of(linear, checkpoint) for linear in matrices(decoder)]
+
+
+def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[int]) -> dict[str, Pair]:
     """The adapter's pairs by the names of the checkpoint. Its own are those of the classes that it was trained with, which may stand below
-    other names than in the files. `elsewhere`: what other stages hold.
+    other names than in the files. `elsewhere`: layers of other stages.
     """
     of_tails: dict[str, str] = {_tail(module): module for module in modules}
     made, unknown = {}, []
     for name, pair in adapter.pairs.items():
-        module = name if name in modules else of_tails.get(_tail(name), "")
+        tail = _tail(name)
+        module = name if name in modules else of_tails.get(tail, "")
+        number = tail.partition(".")[0]
         if module:
             made[module] = pair
-        elif _tail(name) not in elsewhere:
+        elif tail == name or not number.isdecimal() or int(number) not in elsewhere:
             unknown.append(name)
     if unknown:
         raise UnusableModel(
@@ -140,7 +169,7 @@ class _Held:
     def of(cls, linear: Linear, checkpoint: "_Numbered") -> "_Held | None":
         """None: its numbers are not those of the files, or not by whole rows."""
         weight = linear.weight_OI
-        if weight.is_rehearsed or weight.dtype != tensors.int64:
+        if tensors.is_rehearsed(weight) or weight.dtype != tensors.int64:
             return None
         whole_OI = tensors.host(weight)
         numbers_O: I64 = np.ascontiguousarray(whole_OI[:, 0])
@@ -164,9 +193,9 @@ class _Held:
             found.append((source, rows, places))
         return cls(len(numbers_O), found)
 
-    def modules(self) -> Iterator[str]:
+    def tensors(self) -> Iterator[_Source]:
         """Those whose rows it holds."""
-        return (source.module for source, _, _ in self.sources)
+        return (source for source, _, _ in self.sources)
 
     def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Change | None:
         """None: no adapter changes it."""
@@ -206,8 +235,6 @@ class _Numbered(Checkpoint):
     def __init__(self, folder: Path, trusted: bool) -> None:
         super().__init__(folder, tensors.bfloat16, trusted)
         self.sources: list[_Source] = []
-        self.elsewhere: set[str] = set()
-        """What other ranks hold."""
 
     def new(self, shape: tuple[int, ...], dtype: Dtype | None = None) -> Tensor:
         """See Checkpoint: of a matrix a number for each row."""
@@ -225,16 +252,20 @@ class _Numbered(Checkpoint):
         columns: list[slice] | None = None,
     ) -> None:
         """See Checkpoint."""
-        if into.is_rehearsed:
+        if tensors.is_rehearsed(into):
             return super().fill(into, name, shape, rows, columns)
         if not self._accepts(name, shape, self.dtype):
             return None
-        numbers, taken = tensors.host(into), [_taken(*one) for one in zip(shape, (rows, columns), strict=True)]
+        numbers, taken = (
+            tensors.host(into),
+            [_taken(*one) for one in zip(shape, (rows, columns), strict=True)],
+        )
         # Of a matrix that is stored the other way round a column is one number.
         if numbers.strides[0] == 0:
             numbers, taken, shape = numbers.T, taken[::-1], shape[::-1]
         numbers[:, 0] = _numbers(len(self.sources), taken[0])
-        self.sources.append(_Source(name.removesuffix(".weight"), *shape, taken[1]))
+        outputs, inputs = shape
+        self.sources.append(_Source(name.removesuffix(".weight"), outputs, inputs, taken[1]))
         return None
 
 
