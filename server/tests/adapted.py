@@ -66,4 +66,4 @@ def adapter(
 
 def is_turned(config: dict[str, Any], module: str) -> bool:
     """Whether the file has inputs first, as GPT-2's do."""
-    return config["model_type"] == "gpt2" and "c_" in module
+    return config["model_type"] in ("gpt2", "openai-gpt") and "c_" in module

@@ -104,7 +104,18 @@ def _held(config: dict[str, Any], folder: Path, group: TensorGroup, trusted: boo
     with _Numbered(folder, trusted) as checkpoint:
         decoder = recipes.load_from(config, checkpoint, group)
         assert isinstance(decoder, Decoder), "asked of decoders"
-        return [_Held.of(linear, checkpoint) for linear in matrices(decoder)]
+        found = [_Held.of(linear, checkpoint) for linear in matrices(decoder)]
+    # A tensor of which something else reads a part is not changed: that part would not be.
+    seen: dict[int, list[I64]] = {}
+    for held in found:
+        for number, _, rows, _ in held.sources if held is not None else ():
+            seen.setdefault(number, []).append(rows)
+    changed = set(checkpoint.read_otherwise)
+    for number, source in enumerate(checkpoint.sources):
+        rows = np.unique(np.concatenate(seen.get(number, [np.zeros(0, np.int64)])))
+        if len(rows) < source.rows:
+            changed.add(source.module)
+    return [None if held is None else held.without(changed) for held in found]
 
 
 def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[int]) -> dict[str, Pair]:
@@ -155,6 +166,7 @@ class _Source:
     module: str
     outputs: int
     inputs: int
+    rows: int  # that were taken
     columns: I64
 
 
@@ -163,7 +175,7 @@ class _Held:
     """Rows of a matrix: of tensors, each at a place among the matrix' rows."""
 
     outputs: int
-    sources: list[tuple[_Source, I64, I64]]  # with its rows, and where they are
+    sources: list[tuple[int, _Source, I64, I64]]  # its number, itself, its rows, and where they are
 
     @classmethod
     def of(cls, linear: Linear, checkpoint: "_Numbered") -> "_Held | None":
@@ -190,26 +202,34 @@ class _Held:
             source = checkpoint.sources[tensor]
             if len(source.columns) != whole_OI.shape[1] or int(rows.max()) >= source.outputs:
                 return None
-            found.append((source, rows, places))
+            found.append((tensor, source, rows, places))
         return cls(len(numbers_O), found)
 
     def tensors(self) -> Iterator[_Source]:
         """Those whose rows it holds."""
-        return (source for source, _, _ in self.sources)
+        return (source for _, source, _, _ in self.sources)
+
+    def without(self, modules: set[str]) -> "_Held":
+        """Without tensors of these."""
+        return _Held(self.outputs, [one for one in self.sources if one[1].module not in modules])
 
     def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Change | None:
         """None: no adapter changes it."""
-        pairs = [
-            [(pair, *held) for held in self.sources if (pair := by_module.get(held[0].module)) is not None]
+        changing = [
+            [
+                (by_module[source.module], source, rows, places)
+                for _, source, rows, places in self.sources
+                if source.module in by_module
+            ]
             for by_module in of_adapters
         ]
-        rank = max((sum(pair.rank for pair, *_ in some) for some in pairs), default=0)
+        rank = max((sum(pair.rank for pair, _, _, _ in some) for some in changing), default=0)
         if rank == 0:
             return None
-        inputs = len(self.sources[0][0].columns)
-        a_KRI = np.zeros((len(pairs), rounded_up(rank, TILE_INPUTS), inputs), np.float32)
-        b_KOR = np.zeros((len(pairs), self.outputs, a_KRI.shape[1]), np.float32)
-        for adapter, a_RI, b_OR, some in zip(adapters, a_KRI, b_KOR, pairs, strict=True):
+        inputs = len(self.sources[0][1].columns)
+        a_KRI = np.zeros((len(changing), rounded_up(rank, TILE_INPUTS), inputs), np.float32)
+        b_KOR = np.zeros((len(changing), self.outputs, a_KRI.shape[1]), np.float32)
+        for adapter, a_RI, b_OR, some in zip(adapters, a_KRI, b_KOR, changing, strict=True):
             begin = 0
             for pair, source, rows, places in some:
                 _check_shape(adapter, source, pair)
@@ -235,6 +255,8 @@ class _Numbered(Checkpoint):
     def __init__(self, folder: Path, trusted: bool) -> None:
         super().__init__(folder, tensors.bfloat16, trusted)
         self.sources: list[_Source] = []
+        self.read_otherwise: set[str] = set()
+        """Modules whose tensors are not in a matrix alone."""
 
     def new(self, shape: tuple[int, ...], dtype: Dtype | None = None) -> Tensor:
         """See Checkpoint: of a matrix a number for each row."""
@@ -253,6 +275,7 @@ class _Numbered(Checkpoint):
     ) -> None:
         """See Checkpoint."""
         if tensors.is_rehearsed(into):
+            self.read_otherwise.add(name.removesuffix(".weight"))
             return super().fill(into, name, shape, rows, columns)
         if not self._accepts(name, shape, self.dtype):
             return None
@@ -265,7 +288,7 @@ class _Numbered(Checkpoint):
             numbers, taken, shape = numbers.T, taken[::-1], shape[::-1]
         numbers[:, 0] = _numbers(len(self.sources), taken[0])
         outputs, inputs = shape
-        self.sources.append(_Source(name.removesuffix(".weight"), outputs, inputs, taken[1]))
+        self.sources.append(_Source(name.removesuffix(".weight"), outputs, inputs, len(taken[0]), taken[1]))
         return None
 
 
