@@ -8,8 +8,9 @@ Asked by the engine once the model is loaded. In numpy; must not import torch. L
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ class Change:
     b_KOR: F32
 
 
+Later = Callable[[], Change]
+
+
 def matrices(decoder: Decoder) -> Iterator[Linear]:
     """Those that adapters may change, in an order that holds for every reading of a model."""
     for layer in decoder.layers:
@@ -81,9 +85,10 @@ def number_matrices(decoder: Decoder) -> None:
 
 def changes(
     adapters: Sequence[Adapter], config: dict[str, Any], folder: Path, group: TensorGroup, trusted: bool
-) -> list[Change | None]:
-    """Of each of the `matrices` of a rank's part of the model. Raises UnusableModel where an adapter changes what cannot be changed, or is
-    of another shape than the model.
+) -> list[Later | None]:
+    """Of each of the `matrices` of a rank's part of the model how to make what adapters change of it, one after the other: all at once would be
+    several times as large as the adapters are. None: nothing. Raises UnusableModel where an adapter changes what cannot be changed, or is of
+    another shape than the model.
     """
     found = _held(config, folder, group, trusted)
     shape = recipes.read_config(config)
@@ -213,7 +218,7 @@ class _Held:
         """Without tensors of these."""
         return _Held(self.outputs, [one for one in self.sources if one[1].module not in modules])
 
-    def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Change | None:
+    def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Later | None:
         """None: no adapter changes it."""
         changing = [
             [
@@ -226,13 +231,18 @@ class _Held:
         rank = max((sum(pair.rank for pair, _, _, _ in some) for some in changing), default=0)
         if rank == 0:
             return None
+        for adapter, some in zip(adapters, changing, strict=True):
+            for pair, source, _, _ in some:
+                _check_shape(adapter, source, pair)
+        return partial(self._made, changing, rounded_up(rank, TILE_INPUTS))
+
+    def _made(self, changing: list[list[tuple[Pair, _Source, I64, I64]]], rank: int) -> Change:
         inputs = len(self.sources[0][1].columns)
-        a_KRI = np.zeros((len(changing), rounded_up(rank, TILE_INPUTS), inputs), np.float32)
-        b_KOR = np.zeros((len(changing), self.outputs, a_KRI.shape[1]), np.float32)
-        for adapter, a_RI, b_OR, some in zip(adapters, a_KRI, b_KOR, changing, strict=True):
+        a_KRI = np.zeros((len(changing), rank, inputs), np.float32)
+        b_KOR = np.zeros((len(changing), self.outputs, rank), np.float32)
+        for a_RI, b_OR, some in zip(a_KRI, b_KOR, changing, strict=True):
             begin = 0
             for pair, source, rows, places in some:
-                _check_shape(adapter, source, pair)
                 end = begin + pair.rank
                 a_RI[begin:end] = pair.a_RI[:, source.columns]
                 b_OR[places, begin:end] = pair.b_OR[rows]
