@@ -103,7 +103,8 @@ def _read(name: str, folder: Path) -> Adapter:
             (reader.too_large, "numbers too large for fp32"),
         ):
             if names:
-                raise UnusableModel(f"{what} in {listed(names, 3)}")
+                only = [name.removesuffix(f" ({ADAPTER_WEIGHTS})") for name in names]
+                raise UnusableModel(f"{ADAPTER_WEIGHTS}: {what} in {listed(only, 3)}")
     finally:
         reader.close()
     return Adapter(name, _digest(folder), pairs, said.base)

@@ -42,7 +42,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelDescription(_message.Message):
-    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions", "stages", "positions_go_on", "state_bytes", "draft_model", "frames")
+    __slots__ = ("model_type", "recipe", "vocab_size", "eos_ids", "dtype", "device", "device_name", "block_size", "max_positions", "parameters", "weight_bytes", "kv_bytes_per_token", "rank", "world_size", "max_top_tokens", "contract", "decoder_start_ids", "max_side_positions", "stages", "positions_go_on", "state_bytes", "draft_model", "frames", "adapters")
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class ModelDescription(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     model_type: str
     recipe: str
     vocab_size: int
@@ -89,7 +90,16 @@ class ModelDescription(_message.Message):
     state_bytes: int
     draft_model: DraftModel
     frames: bool
-    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ..., state_bytes: _Optional[int] = ..., draft_model: _Optional[_Union[DraftModel, _Mapping]] = ..., frames: _Optional[bool] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, model_type: _Optional[str] = ..., recipe: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., block_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., max_top_tokens: _Optional[int] = ..., contract: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., max_side_positions: _Optional[int] = ..., stages: _Optional[int] = ..., positions_go_on: _Optional[bool] = ..., state_bytes: _Optional[int] = ..., draft_model: _Optional[_Union[DraftModel, _Mapping]] = ..., frames: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class DraftModel(_message.Message):
     __slots__ = ("model_type", "parameters")
@@ -220,7 +230,7 @@ class Masks(_message.Message):
     def __init__(self, number: _Optional[int] = ..., only: _Optional[bytes] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Starts(_message.Message):
-    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts", "state_sources")
+    __slots__ = ("seeds", "temperatures", "top_ks", "top_ps", "typical_ps", "min_ps", "repetition_penalties", "frequency_penalties", "presence_penalties", "top_tokens", "history_counts", "history_outputs", "history", "bias_counts", "bias_tokens", "biases", "first_ends", "end_counts", "end_tokens", "watermark_deltas", "watermark_greens", "encoder_counts", "state_sources", "adapters")
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURES_FIELD_NUMBER: _ClassVar[int]
     TOP_KS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +254,7 @@ class Starts(_message.Message):
     WATERMARK_GREENS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_COUNTS_FIELD_NUMBER: _ClassVar[int]
     STATE_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     seeds: bytes
     temperatures: bytes
     top_ks: bytes
@@ -267,7 +278,8 @@ class Starts(_message.Message):
     watermark_greens: bytes
     encoder_counts: bytes
     state_sources: bytes
-    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ..., encoder_counts: _Optional[bytes] = ..., state_sources: _Optional[bytes] = ...) -> None: ...
+    adapters: bytes
+    def __init__(self, seeds: _Optional[bytes] = ..., temperatures: _Optional[bytes] = ..., top_ks: _Optional[bytes] = ..., top_ps: _Optional[bytes] = ..., typical_ps: _Optional[bytes] = ..., min_ps: _Optional[bytes] = ..., repetition_penalties: _Optional[bytes] = ..., frequency_penalties: _Optional[bytes] = ..., presence_penalties: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., history_counts: _Optional[bytes] = ..., history_outputs: _Optional[bytes] = ..., history: _Optional[bytes] = ..., bias_counts: _Optional[bytes] = ..., bias_tokens: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., first_ends: _Optional[bytes] = ..., end_counts: _Optional[bytes] = ..., end_tokens: _Optional[bytes] = ..., watermark_deltas: _Optional[bytes] = ..., watermark_greens: _Optional[bytes] = ..., encoder_counts: _Optional[bytes] = ..., state_sources: _Optional[bytes] = ..., adapters: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("number", "sampled", "logprobs", "top_tokens", "top_logprobs", "prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs", "errors", "prepare_ns", "forward_ns", "sample_ns", "accepted", "draft_ns")
