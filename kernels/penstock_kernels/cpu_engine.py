@@ -20,7 +20,7 @@ from penstock_kernels.draws import Draws, LogitsSummary, RowMasks
 from penstock_kernels.program import PAGE_TOKENS, Array, CacheFormat, HostArray, Layout, Operation, Program
 
 LIBRARY = Path(__file__).with_name("libpenstock_cpu.so")
-ABI = 21
+ABI = 22
 
 # Forces an instruction set; `none`: torch computes.
 VARIABLE = "PENSTOCK_CPU_ISA"
@@ -197,6 +197,7 @@ def library() -> ctypes.CDLL:
         ("tell", c_int, [c_void_p, c_void_p, c_int64]),
         ("set_cache", c_int, [c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32]),
         ("set_state", c_int, [c_void_p, c_int32, c_int32, c_void_p, c_int64]),
+        ("set_adapters", None, [c_void_p, c_void_p]),
         ("set_threads", None, [c_void_p, c_int32]),
         ("step", c_int, [c_void_p, POINTER(CStep)]),
         ("read", c_int, [c_void_p, POINTER(CStep)]),
@@ -327,6 +328,12 @@ class CpuProgram:
         """
         at, place_bytes = address(places), places[:1].nbytes
         succeeded(self._library.penstock_cpu_set_state(self._handle, layer, state, at, place_bytes))
+
+    def set_adapters(self, of_slots: HostArray) -> None:
+        """The adapter that each slot is computed with, counted from 1; 0: none: (slots,) in int32, which may change between steps."""
+        assert of_slots.dtype == np.int32 and of_slots.flags.c_contiguous
+        self._adapters = of_slots
+        self._library.penstock_cpu_set_adapters(self._handle, address(of_slots))
 
     def set_threads(self, threads: int) -> None:
         """Threads that compute from now on."""

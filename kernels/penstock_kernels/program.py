@@ -64,6 +64,7 @@ class Kind(IntEnum):
     MIX_TOKENS = 36
     WEIGH_VALUES = 37
     NARROW = 38
+    ADAPT = 39
 
 
 class Norm(IntEnum):
@@ -245,6 +246,7 @@ class Operation:
     rounds: int = 0
     dilation: int = 1
     sees: Sees = Sees.BEFORE
+    matrix: int = -1  # of a product, which of the model's matrices it is that adapters may change; the engine is not told
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0
@@ -341,7 +343,7 @@ class Program:
             elif one.name in TENSORS:
                 if value is not None:
                     said.append(one.name)
-            elif value != one.default:
+            elif value != one.default and one.name != "matrix":
                 said.append(f"{one.name} {_shown(value)}")
         target = self.buffers[operation.target].name
         return (

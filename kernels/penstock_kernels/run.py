@@ -47,7 +47,7 @@ class CSlots(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("max_slots", "width")),
         *((name, c_void_p) for name in ("alive", "has_sampled", "filled", "planned", "block_counts")),
-        *((name, c_void_p) for name in ("pages", "last_sampled", "places", "encoded")),
+        *((name, c_void_p) for name in ("pages", "last_sampled", "places", "encoded", "adapters")),
     ]
 
 
@@ -75,7 +75,7 @@ class CRun(Structure):
         *((name, c_uint64) for name in ("number", "digest", "taken_masks")),
         ("slots", CSlots),
         ("sampling", CSampling),
-        *((name, c_int64) for name in ("columns", "tables", "pages", "block_size")),
+        *((name, c_int64) for name in ("columns", "tables", "pages", "block_size", "adapters")),
         *((name, c_int64) for name in ("most_tokens", "most_drafts", "most_side")),
         *((name, c_int64) for name in ("starts", "narrows", "answers", "ranks")),
         ("logits", c_void_p),

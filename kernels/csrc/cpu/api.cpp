@@ -158,6 +158,10 @@ int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t sta
     return guarded([&] { program->program.set_state(layer, state, places, place_bytes); });
 }
 
+void penstock_cpu_set_adapters(penstock_program *program, const int32_t *of_slots) {
+    program->program.set_adapters(of_slots);
+}
+
 void penstock_cpu_set_threads(penstock_program *program, int32_t threads) {
     program->program.set_threads(threads);
 }

@@ -82,6 +82,10 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                     throw wrong("a product's outputs are not its target's");
                 if (operation.epilogue == PENSTOCK_ADD && !is_fp32(target))
                     throw wrong("a product is added to fp32 only");
+                if (operation.kind == PENSTOCK_LINEAR && operation.second >= 0 &&
+                    (is_head || buffers_[static_cast<size_t>(operation.second)].width != operation.rows ||
+                     !fits(operation.second, 0, operation.rows)))
+                    throw wrong("what adapters add is as many numbers of fp32");
                 if ((operation.epilogue == PENSTOCK_GATE || operation.epilogue == PENSTOCK_ACTIVATE) &&
                     target.layout != PENSTOCK_BF16)
                     throw wrong("an activation makes bf16 only");
@@ -104,6 +108,18 @@ void Program::check(const std::vector<penstock_operation> &operations, bool is_h
                         (sums_up && !is_fp32(target)))
                         throw wrong("experts read what was gathered, and add to fp32");
                 }
+                break;
+            }
+            case PENSTOCK_ADAPT: {
+                const Buffer &source = buffers_[static_cast<size_t>(operation.source)];
+                const bool is_bf16 = operation.format == PENSTOCK_FORMAT_BF16;
+                const int inputs = is_bf16 ? PENSTOCK_TILE_INPUTS : PENSTOCK_BYTE_INPUTS;
+                if (is_head || operation.experts < 1 || operation.epilogue != PENSTOCK_STORE || !operation.weight ||
+                    reinterpret_cast<uintptr_t>(operation.weight) % kLine || operation.rows != target.width ||
+                    (target.layout != PENSTOCK_F32 && target.layout != PENSTOCK_BF16) || target.per_token != 1 ||
+                    operation.columns != round_up(source.width, inputs) || source.layout != (is_bf16 ? PENSTOCK_BF16 : PENSTOCK_BYTES) ||
+                    (!is_bf16 && (operation.format != PENSTOCK_FORMAT_INT8 || !operation.scales || !operation.sums)))
+                    throw wrong("adapters that this library does not know");
                 break;
             }
             case PENSTOCK_ROUTE:

@@ -52,6 +52,7 @@ const Kernels *PENSTOCK_NAME_OF(PENSTOCK_ISA)() {
         .group = group,
         .gather = gather,
         .experts = experts,
+        .adapt = adapt,
         .write_kv = write_kv,
         .heads = heads_linear,
         .write_latent = write_latent,

@@ -181,6 +181,24 @@ struct LinearArgs {
     const float *weights;
     // Of the inputs, which fill whole tiles, those that are not zeros; 0: all of them.
     int width;
+    // Of rows that have an adapter (rows,), -1 of the others, what is added to their products, of fp32; or null.
+    const int32_t *adapters;
+    const uint8_t *added;
+    int64_t added_bytes;
+};
+
+// Tokens one behind the other that have the same adapter: at most kAdaptedTokens.
+struct AdaptedTokens {
+    int64_t begin, end;
+    int adapter;
+};
+constexpr int64_t kAdaptedTokens = 256;
+
+struct AdaptArgs {
+    LinearArgs linear;  // of the first adapter; rows are all tokens'
+    int64_t weight_bytes;
+    const AdaptedTokens *runs;
+    int64_t count;
 };
 
 // A step's tokens by the experts that they go to: entries of an expert are neighbours, in the order of tokens. Written by
@@ -747,6 +765,7 @@ struct Kernels {
     void (*group)(const RouteArgs &);  // by one thread, behind `route`
     void (*gather)(const GatherArgs &, const Work &);
     void (*experts)(const ExpertsArgs &, const Work &);
+    void (*adapt)(const AdaptArgs &, const Work &);
     void (*write_kv)(const WriteKvArgs &, const Work &);
     void (*heads)(const HeadsArgs &, const Work &);
     void (*write_latent)(const WriteLatentArgs &, const Work &);

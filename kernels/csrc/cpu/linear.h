@@ -120,6 +120,16 @@ SEPARATE void finish_expert(const LinearArgs &args, int64_t first_row, int rows,
     }
 }
 
+// What adapters make of rows that have one.
+SEPARATE void add_adapted(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums) {
+    const int64_t output = int64_t{tile} * 16;
+    for (int row = 0; row < rows; row++) {
+        if (args.adapters[first_row + row] < 0) continue;
+        const auto *from = reinterpret_cast<const float *>(args.added + (first_row + row) * args.added_bytes) + output;
+        store(sums + row * 16, load(sums + row * 16) + load_up_to(from, args.outputs - output));
+    }
+}
+
 // 16 outputs of some rows, from sums (rows, 16); `up`: of a gated layer, the sums that the activated ones are
 // multiplied with.
 SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int tile, float *sums, float *up,
@@ -129,6 +139,10 @@ SEPARATE void finish(const LinearArgs &args, int64_t first_row, int rows, int ti
         if (up) scale_sums(args, first_row, rows, up_tile, up);
     }
     if (args.tokens) return finish_expert(args, first_row, rows, tile, sums);
+    if (args.added) {
+        add_adapted(args, first_row, rows, tile, sums);
+        if (up) add_adapted(args, first_row, rows, up_tile, up);
+    }
     const int output = tile * 16, outputs = args.epilogue == PENSTOCK_GATE ? args.outputs / 2 : args.outputs;
     const Finish finish = {args.bias ? load(args.bias + output) : F16{},
                            args.bias && up ? load(args.bias + up_tile * 16) : F16{}, args.scale, args.softcap,
@@ -492,6 +506,28 @@ void experts(const ExpertsArgs &args, const Work &work) {
             for (int64_t begin = 0; begin < one.rows; begin += kRowsInChunk)
                 linear_block(one, begin, least(begin + kRowsInChunk, one.rows), tiles, count, 0, sums);
         }
+    }
+}
+
+// ---- adapters ----
+
+// Columns of tiles are what threads take, of one run of tokens after the other: matrices of adapters are small.
+void adapt(const AdaptArgs &args, const Work &work) {
+    float *sums = reinterpret_cast<float *>(work.scratch);
+    const int64_t whole = round_up(args.linear.outputs, 16);
+    const int all_tiles = static_cast<int>(whole / 16), units = (all_tiles + 1) / 2;
+    for (int64_t item; (item = take(work, 1)) < args.count * units;) {
+        const AdaptedTokens &run = args.runs[item / units];
+        LinearArgs one = args.linear;
+        one.rows = run.end - run.begin;
+        one.weight += run.adapter * args.weight_bytes;
+        if (one.scales) one.scales += run.adapter * whole, one.sums += run.adapter * whole;
+        one.source += run.begin * one.source_bytes;
+        one.target += run.begin * one.target_bytes;
+        int tiles[kMostTiles];
+        const int count = tiles_of(static_cast<int>(item % units), false, all_tiles, tiles);
+        configure_products(static_cast<int>(least(16, one.rows)));
+        linear_block(one, 0, one.rows, tiles, count, 0, sums);
     }
 }
 

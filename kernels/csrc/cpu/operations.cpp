@@ -48,6 +48,8 @@ void Program::execute(const std::vector<penstock_operation> &operations, size_t 
     for (size_t i = begin; i < end; i++) {
         const penstock_operation &operation = operations[i];
         bool last = i + 1 == end;
+        // Most steps have no token with an adapter: nobody waits for anybody then. A product follows.
+        if (operation.kind == PENSTOCK_ADAPT && adapted_.empty()) continue;
         if (std::find(being_read, being_read + readers, operation.target) != being_read + readers ||
             readers == kReadAtOnce) {
             team_.barrier();
@@ -107,7 +109,9 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
         }
         case PENSTOCK_LINEAR:
         case PENSTOCK_HEADS:
+        case PENSTOCK_ADAPT:
         case PENSTOCK_EXPERTS: {
+            const bool is_adapted = operation.kind == PENSTOCK_LINEAR && operation.second >= 0 && !adapted_.empty();
             const LinearArgs args = {rows,
                                      operation.rows,
                                      operation.columns,
@@ -130,7 +134,14 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                      target.layout == PENSTOCK_BF16,
                                      nullptr,
                                      nullptr,
-                                     buffers_[static_cast<size_t>(operation.source)].width};
+                                     buffers_[static_cast<size_t>(operation.source)].width,
+                                     token_adapters_.data(),
+                                     is_adapted ? at(operation.second, member, rows) : nullptr,
+                                     is_adapted ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0};
+            if (operation.kind == PENSTOCK_ADAPT) {
+                kernels_.adapt({args, expert_bytes(operation), adapted_.data(), static_cast<int64_t>(adapted_.size())}, work);
+                return true;
+            }
             if (operation.kind == PENSTOCK_LINEAR) {
                 kernels_.linear(args, work);
                 return true;

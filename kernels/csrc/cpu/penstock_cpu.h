@@ -19,7 +19,7 @@ extern "C" {
 enum { PENSTOCK_RANK_LOST = -1, PENSTOCK_NO_GROUPS = -2 };
 
 // Raised with every change of a structure or function below; cpu_engine.py asks for the one it knows.
-enum { PENSTOCK_CPU_ABI = 21 };
+enum { PENSTOCK_CPU_ABI = 22 };
 
 // A tile of weights or keys: 16 outputs x 32 inputs in bf16, 1 KB. Inputs are in pairs: the number of input 2 p + i and
 // output n is at [p][n][i]. That is the B operand of AMX' TDPBF16PS, and 16 registers for VDPBF16PS.
@@ -150,6 +150,8 @@ enum penstock_kind {
                                  // token's own. State 1 is (3, columns)
     PENSTOCK_NARROW = 38,  // of the body: what is behind reads the source, which is the target, too, of fp32, of wanted tokens alone (see
                            // penstock_step). One behind the other of all that it reads. It writes no cache and no state
+    PENSTOCK_ADAPT = 39,  // target, of bf16 or fp32, = of each token that has an adapter the source times that adapter's matrix: `weight` has
+                          // `experts` of them, of `rows` rows each, filled up to whole tiles. Other tokens' rows stay what they are
 };
 
 // Residual streams of a model.
@@ -242,7 +244,8 @@ typedef struct {
 
 typedef struct {
     int32_t kind;
-    int32_t source, second, third, target;  // buffers; of RATES, b is read of the third where there is one
+    int32_t source, second, third, target;  // buffers; of RATES, b is read of the third where there is one; of LINEAR, what ADAPT made of
+                                            // tokens that have an adapter is added to the product, or -1
     int32_t source_at, inner_at, outer_at;  // first columns of what is read; -1: nothing is
     int32_t target_at;  // first column of a target that a convolution writes, or a gated norm, of bf16
     int32_t rows, columns;   // of the weight: outputs and inputs; of a norm: 0 and the width
@@ -372,6 +375,7 @@ typedef struct {
     int64_t *last_sampled;
     const int64_t *places;   // where their states are; null: of a model without any
     const int64_t *encoded;  // of an encoder-decoder: tokens that their encoders have read; or null
+    int32_t *adapters;       // which of the model's each is computed with, counted from 1; 0: none; null: of a model without any
 } penstock_slots;
 
 // What slots are sampled with, as server/penstock/engine/slot_sampling.py has it: columns (max_slots,).
@@ -405,6 +409,7 @@ typedef struct {
     penstock_sampling sampling;
     int64_t columns;               // of logits
     int64_t tables, pages, block_size;
+    int64_t adapters;              // of the model
     int64_t most_tokens, most_drafts;  // of a step
     int64_t most_side;             // tokens of an encoder-decoder's decoder; 0: no limit
     int64_t starts;                // whether slots may start here; else the caller does
@@ -492,6 +497,9 @@ PENSTOCK_CPU_API int penstock_cpu_set_cache(penstock_program *program, int32_t l
 // fp32.
 PENSTOCK_CPU_API int penstock_cpu_set_state(penstock_program *program, int32_t layer, int32_t state, void *places,
                                             int64_t place_bytes);
+
+// (max_slots,): the adapter that each slot is computed with, counted from 1; 0: none. The caller keeps it, and changes it between steps.
+PENSTOCK_CPU_API void penstock_cpu_set_adapters(penstock_program *program, const int32_t *of_slots);
 
 // Threads that compute from now on, the caller's among them: 1 to those that the program was created with.
 PENSTOCK_CPU_API void penstock_cpu_set_threads(penstock_program *program, int32_t threads);

@@ -178,6 +178,9 @@ void Plan::take(const Fields &plan, Program &program) {
         sampling_.release(released.word(at));
     }
     sampling_.start(starts_, starting_);
+    if (slots.adapters)
+        for (size_t number = 0; number < starting_.size(); number++)
+            slots.adapters[starting_[number]] = static_cast<int32_t>(starts_.columns[kAdapters].word(static_cast<int64_t>(number)));
     int64_t page = 0, token = 0, guess = 0;
     for (int64_t row = 0; row < rows(); row++) {
         const int64_t slot = all_.row_slots[row], first = all_.row_first[row], count = all_.row_counts[row];

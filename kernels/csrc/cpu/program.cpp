@@ -66,7 +66,10 @@ Program::Program(const Kernels &kernels, std::vector<penstock_buffer> buffers, s
         if (is_product(operation))
             unpacked_bytes_ = std::max(
                 unpacked_bytes_, unpacked_columns(static_cast<penstock_format>(operation.format), operation.columns));
-        experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
+        if (operation.kind == PENSTOCK_ADAPT)
+            adapters_ = std::max(adapters_, operation.experts);
+        else
+            experts_ = std::max(experts_, operation.experts), per_token_ = std::max(per_token_, operation.per_token);
         if (operation.kind == PENSTOCK_CONVOLVE || operation.kind == PENSTOCK_RECUR ||
             operation.kind == PENSTOCK_SCAN || operation.kind == PENSTOCK_GATED_RECUR || operation.kind == PENSTOCK_NGRAMS || is_compressed(operation) ||
             mixes_tokens(operation)) {
@@ -153,7 +156,7 @@ void Program::take_narrowed() {
     const auto needs_all = [](const penstock_operation &operation) {
         switch (operation.kind) {
             case PENSTOCK_NORM: case PENSTOCK_LINEAR: case PENSTOCK_ATTENTION: case PENSTOCK_QUANTIZE: case PENSTOCK_OPEN:
-            case PENSTOCK_PREDICT: case PENSTOCK_CORRECT: case PENSTOCK_MATCH: case PENSTOCK_SPARSE_GATE:
+            case PENSTOCK_PREDICT: case PENSTOCK_CORRECT: case PENSTOCK_MATCH: case PENSTOCK_SPARSE_GATE: case PENSTOCK_ADAPT:
                 return false;
             default:
                 return operation.kind != PENSTOCK_WRITE_KV || operation.values != PENSTOCK_VALUES_NONE;
@@ -272,6 +275,7 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
     token_rows_.assign(static_cast<size_t>(tokens), 0);
     token_positions_.assign(static_cast<size_t>(tokens), 0);
     token_places_.assign(static_cast<size_t>(tokens), 0);
+    if (adapters_ > 0) token_adapters_.assign(static_cast<size_t>(tokens), -1), adapted_.reserve(static_cast<size_t>(tokens));
     if (experts_ > 0) {
         grouped_.tokens.assign(static_cast<size_t>(tokens * per_token_), 0);
         grouped_.weights.assign(static_cast<size_t>(tokens * per_token_), 0.0f);

@@ -44,7 +44,7 @@ private:
 // Whether an operation is a product with weights, and whether it reads a second buffer, and a third.
 inline bool is_product(const penstock_operation &operation) {
     return operation.kind == PENSTOCK_LINEAR || operation.kind == PENSTOCK_EXPERTS ||
-           operation.kind == PENSTOCK_HEADS;
+           operation.kind == PENSTOCK_HEADS || operation.kind == PENSTOCK_ADAPT;
 }
 
 inline bool reads_third(const penstock_operation &operation) {
@@ -63,7 +63,7 @@ inline bool reads_second(const penstock_operation &operation) {
            operation.kind == PENSTOCK_HYPER_READ || operation.kind == PENSTOCK_HYPER_ADD ||
            operation.kind == PENSTOCK_COMPRESSED_ATTENTION || operation.kind == PENSTOCK_HYPER_MIX ||
            operation.kind == PENSTOCK_NGRAM_GATE || operation.kind == PENSTOCK_WEIGH_VALUES ||
-           (operation.kind == PENSTOCK_ATTENTION && operation.second >= 0);
+           ((operation.kind == PENSTOCK_ATTENTION || operation.kind == PENSTOCK_LINEAR) && operation.second >= 0);
 }
 
 inline bool chooses(const penstock_operation &operation) {
@@ -92,6 +92,7 @@ public:
     void set_cache(int layer, void *pages, int64_t page_bytes, int table, int wanted);
     void set_state(int layer, int state, void *places, int64_t place_bytes);
     void set_threads(int threads);
+    void set_adapters(const int32_t *of_slots) { adapters_of_slots_ = of_slots; }
 
     void step(const penstock_step &step);
     // And the head, on the hidden states of some of its tokens, ascending; or of none.
@@ -243,6 +244,7 @@ private:
     void note_rows(const penstock_step &step);
     void note_seen(const penstock_step &step);
     void note_states(const penstock_step &step);
+    void note_adapters(const penstock_step &step);
 
     const Kernels &kernels_;
     std::vector<Buffer> buffers_;
@@ -257,6 +259,7 @@ private:
     int key_dim_ = 32, value_dim_ = 32;
     int64_t unpacked_bytes_ = 0;  // most of a weight of 4 bits
     int experts_ = 0, per_token_ = 0;
+    int adapters_ = 0;
     bool has_states_ = false, gathers_ = false;  // gathers_: keys are copied
     Team team_;
     int threads_;
@@ -271,6 +274,9 @@ private:
     int64_t row_count_ = 0;
     std::vector<StateRow> state_rows_;
     std::vector<int32_t> token_rows_, token_positions_, token_places_;
+    const int32_t *adapters_of_slots_ = nullptr;
+    std::vector<int32_t> token_adapters_;  // -1: none
+    std::vector<AdaptedTokens> adapted_;
     std::vector<float> sampled_;  // hidden states that the head reads, where they are not one behind the other
     std::vector<int64_t> wanted_slots_, wanted_first_, wanted_counts_;
     Grouped grouped_;

@@ -29,7 +29,7 @@ bool SlotSampling::is_usual(const Fields &starts, int64_t count, int64_t free) c
     constexpr uint32_t columns = bits({kSeeds, kTemperatures, kTopKs, kTopPs, kTypicalPs, kMinPs, kRepetitionPenalties, kFrequencyPenalties,
                                        kPresencePenalties, kTopTokens, kHistoryCounts, kHistoryOutputs, kBiasCounts, kFirstEnds, kEndCounts,
                                        kWatermarkDeltas, kWatermarkGreens});
-    if ((starts.has & ~lists) != columns || starts.columns[kSeeds].size != count * 8) return false;
+    if ((starts.has & ~lists & ~bits({kAdapters})) != columns || !has_adapters(starts, count) || starts.columns[kSeeds].size != count * 8) return false;
     for (int field = kSeeds + 1; field < static_cast<int>(Fields::kMost); field++)
         if (columns >> field & 1 && starts.columns[static_cast<size_t>(field)].size != count * 4) return false;
     for (int64_t number = 0; number < count; number++) {
@@ -38,6 +38,14 @@ bool SlotSampling::is_usual(const Fields &starts, int64_t count, int64_t free) c
         if (starts.columns[kWatermarkDeltas].at<float>(number) > 0 && (greens == 0 || greens >= all_.columns)) return false;
     }
     return has_room(starts, count, free);
+}
+
+bool SlotSampling::has_adapters(const Fields &starts, int64_t count) const {
+    const Bytes &adapters = starts.columns[kAdapters];
+    if (adapters.size != (all_.adapters ? count * 4 : 0)) return false;
+    for (int64_t number = 0; number < adapters.words(); number++)
+        if (adapters.word(number) > all_.adapters) return false;
+    return true;
 }
 
 bool SlotSampling::are_numbers(const Fields &starts, int64_t number) {

@@ -41,6 +41,8 @@ private:
         int64_t number, first_history, first_end;
     };
 
+    // Whether each names one that there is, or none.
+    bool has_adapters(const Fields &starts, int64_t count) const;
     static bool are_numbers(const Fields &starts, int64_t number);
     static bool is_penalized(const Fields &starts, int64_t number);
     bool has_room(const Fields &starts, int64_t count, int64_t free) const;

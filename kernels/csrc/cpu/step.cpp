@@ -61,6 +61,7 @@ void Program::note(const penstock_step &step, bool is_encoder) {
     for (Division &division : divisions_)
         if ((division.sees == PENSTOCK_SEES_ROW) == is_encoder) divide(division);
     note_choices(step);
+    note_adapters(step);
 }
 
 void Program::pass_wanted(const penstock_step &step) {
@@ -188,6 +189,24 @@ void Program::note_states(const penstock_step &step) {
                                                  save - first};
     }
     if (save != step.saved) throw wrong("a state is to be copied where its row is not");
+}
+
+void Program::note_adapters(const penstock_step &step) {
+    adapted_.clear();
+    if (adapters_ == 0) return;
+    int64_t token = 0;
+    for (int64_t row = 0; row < step.rows; row++) {
+        const int32_t adapter = adapters_of_slots_ ? adapters_of_slots_[step.slots[row]] - 1 : -1;
+        if (adapter >= adapters_) throw wrong("a row has an adapter that is not there");
+        for (int64_t i = 0; i < step.counts[row]; i++, token++) {
+            token_adapters_[static_cast<size_t>(token)] = adapter;
+            if (adapter < 0) continue;
+            const bool goes_on = !adapted_.empty() && adapted_.back().end == token && adapted_.back().adapter == adapter &&
+                                 token - adapted_.back().begin < kAdaptedTokens;
+            if (!goes_on) adapted_.push_back({token, token, adapter});
+            adapted_.back().end = token + 1;
+        }
+    }
 }
 
 void Program::head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride) {

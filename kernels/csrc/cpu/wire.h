@@ -18,7 +18,7 @@ enum {
 enum {
     kSeeds = 1, kTemperatures = 2, kTopKs = 3, kTopPs = 4, kTypicalPs = 5, kMinPs = 6, kRepetitionPenalties = 7, kFrequencyPenalties = 8,
     kPresencePenalties = 9, kTopTokens = 10, kHistoryCounts = 11, kHistoryOutputs = 12, kHistory = 13, kBiasCounts = 14, kFirstEnds = 17,
-    kEndCounts = 18, kEndTokens = 19, kWatermarkDeltas = 20, kWatermarkGreens = 21
+    kEndCounts = 18, kEndTokens = 19, kWatermarkDeltas = 20, kWatermarkGreens = 21, kAdapters = 24
 };
 enum { kOnly = 2, kWords = 3 };
 enum { kSampled = 2, kLogprobs = 3, kErrors = 7, kPrepareNs = 8, kForwardNs = 9, kSampleNs = 10, kAccepted = 13 };
@@ -49,7 +49,7 @@ struct Bytes {
 
 // Fields of a message by their numbers, each at most once.
 struct Fields {
-    static constexpr uint64_t kMost = 24;
+    static constexpr uint64_t kMost = 25;
     std::array<Bytes, kMost> columns = {};
     std::array<uint64_t, kMost> numbers = {};
     uint32_t has = 0;  // a bit for each

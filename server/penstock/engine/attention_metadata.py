@@ -46,6 +46,7 @@ class StepMetadata:
     """Columns of one step in the order in which the tokens are computed."""
 
     sources_T: I64  # index into the plan's tokens, followed by the last sampled token of every slot
+    slots_T: I64
     positions_T: I64
     slot_mappings: list[I64]  # by table: the cache row (T,) of each token
     # By window and table; None where no layer has both.
@@ -211,6 +212,7 @@ def make_step_metadata(
     )
     return StepMetadata(
         sources_T=sources_T,
+        slots_T=pieces.slots[rows_T],
         positions_T=positions_T,
         slot_mappings=list(pages * block_size + places_T % block_size),
         attentions=attentions,

@@ -10,6 +10,7 @@ from penstock.engine.attention_metadata import (
     continued,
     make_step_metadata,
 )
+from penstock.engine.columns import I64
 from penstock.engine.device_copies import to_device
 from penstock.engine.device_pages import DevicePages, reads_pages, seen_through
 from penstock.engine.logits_indices import LogitsIndices
@@ -94,8 +95,19 @@ class DecoderSteps:
             metadata.states,
             compressions=metadata.compressions,
             rope_tables=self.ropes,
+            adapted=self._adapted(metadata.slots_T) if self.slots.limits.adapters else (),
         )
         return metadata.logits_indices, step
+
+    def _adapted(self, slots_T: I64) -> list[tuple[int, Tensor | None]]:
+        """See AdaptedRows."""
+        adapters_T = self.slots.adapters[slots_T]
+        found = [number for number in np.unique(adapters_T).tolist() if number > 0]
+        if len(found) == 1 and (adapters_T > 0).all():
+            return [(found[0] - 1, None)]
+        return [
+            (number - 1, to_device(np.flatnonzero(adapters_T == number), self.device)) for number in found
+        ]
 
     def _metadata(self, plan: Plan) -> StepMetadata:
         """The plan's metadata. On a CPU, where a step is over before the next begins, made from the last one's."""

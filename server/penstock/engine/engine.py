@@ -7,12 +7,14 @@ before the host has seen this one's result; what a slot sampled last stays on th
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.adapters import Adapter
 from penstock.engine import backend
 from penstock.engine.columns import I64, Bools
 from penstock.engine.draft_trees import DraftTrees
@@ -83,11 +85,12 @@ class Engine:
         found: tuple[str, Model] | None = None,
         cache_dtype: str = "auto",
         threads: int = 0,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """`deterministic`: what a token gets does not depend on what else is in the step, in any dtype. `quantize`: of
         `packing.FORMATS`, weights while they are read. `packed_cache`: where packed weights are kept between starts. `found`: what `choice.find`
         gave, with which nothing is loaded. `cache_dtype`: of `cache_format.FORMATS`. `dtype` and `device` are torch's, or of `tensors` and `host`
-        where the CPU engine runs the model. `threads`: its; 0: all.
+        where the CPU engine runs the model. `threads`: its; 0: all. `adapters`: that sequences may be computed with. Raises UnusableModel.
         """
         self.dtype = dtype
         self.device = device
@@ -110,6 +113,11 @@ class Engine:
                 threads,
             )
         self.recipe, self.model = found
+        self.adapters = adapters
+        if adapters:
+            from penstock.models import adapted_models
+
+            adapted_models.adapt(self.model, adapters, config, folder, group, trusted)
         self.stage_width = self.model.config.stage_width(
             self.model.config.layers_of(group).start
         )  # of what it receives
@@ -201,6 +209,8 @@ class Engine:
             self.states = StateCache(shapes, *places, self.arrays)
             self.layer_caches = self._layer_caches(self.states)
         self.slots = SlotTable(limits)
+        if self.native is not None and self.adapters:
+            self.native.follow_adapters(self.slots.adapters)
         self.sampler = backend.make_sampler(self.native, limits, self.device)
         # At most this many rows of logits exist at once; on a CPU their pages are taken when first used.
         most = max(limits.max_slots + limits.max_step_drafts, PROMPT_LOGITS_AT_ONCE)
@@ -216,7 +226,8 @@ class Engine:
         self.model.serve_up_to(limits.max_sequence_tokens)
         where = (self.cache.zero_row, self.dtype, self.device, self.deterministic)
         self.step_maker = backend.make_step_maker(self.model, self.slots, len(self._logits_SV), *where)
-        if self.device.type == "cuda" and group.everyone.size == 1:
+        # What is recorded has no place for adapters yet.
+        if self.device.type == "cuda" and group.everyone.size == 1 and not self.adapters:
             place = 0 if self.states is None else self.states.spare_place
             given = (self.arrays, self.last_sampled, self._logits_SV, place)
             self.graphs = backend.make_graphs(self.model, self.layer_caches, self.step_maker, *given)

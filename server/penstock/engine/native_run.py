@@ -52,10 +52,12 @@ class NativeRun:
         columns["last_sampled"] = last_sampled
         columns["places"] = None if table.states is None else table.states.of_slots
         columns["encoded"] = table.encoder_counts if limits.has_encoder else None
+        columns["adapters"] = table.adapters if limits.adapters else None
         c.slots = pointers(CSlots, columns)
         c.slots.max_slots, c.slots.width = slots, table.width
         c.columns = limits.vocab_size
         c.tables, c.pages, c.block_size = limits.tables.count, limits.pages, limits.block_size
+        c.adapters = limits.adapters
         c.most_tokens, c.most_side = limits.max_step_tokens, limits.max_side_positions
         # What states are in front of drafts, and with which one a slot begins, only Python knows.
         c.most_drafts = 0 if has_states else limits.max_step_drafts

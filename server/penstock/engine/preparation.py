@@ -143,6 +143,7 @@ def prepare(engine: Engine, request: pb.PrepareRequest) -> pb.Prepared:
             has_state=config.has_state,
             snapshots=snapshots,
             draft_states=draft_states,
+            adapters=len(engine.adapters),
             has_drafter=drafter is not None,
             # A GPU would launch such a step kernel by kernel, which takes longer than its drafts save.
             draft_trees=engine.verifies_trees and engine.device.type != "cuda",
@@ -503,6 +504,8 @@ def _run(engine: Engine, rows: int, fed: int, cached: int) -> float:
     if engine.limits.has_state:
         source = np.full(rows, 0 if cached else NO_SNAPSHOT, np.uint32)
         starts = dataclasses.replace(starts, state_sources=source)
+    if engine.limits.adapters:
+        starts = dataclasses.replace(starts, adapters=np.zeros(rows, np.uint32))
     plan = Plan(
         number=1,
         released=none,

@@ -59,6 +59,7 @@ class Limits:
     has_state: bool = False  # the model has recurrent layers: every slot has a state
     snapshots: int = 0  # places for copies of states
     draft_states: int = 0  # places for states in front of drafts
+    adapters: int = 0  # of the model
     tables: Tables = ONE_TABLE
 
 
@@ -87,6 +88,8 @@ class SlotTable:
         self.planned: I64 = np.zeros(limits.max_slots, np.int64)
         self.block_counts: I64 = np.zeros(limits.max_slots, np.int64)
         self.encoder_counts: I64 = np.zeros(limits.max_slots, np.int64)  # tokens that its encoder reads
+        # Which of the model's, counted from 1; 0: none.
+        self.adapters: npt.NDArray[np.int32] = np.zeros(limits.max_slots, np.int32)
         # Page of each block, by table: (tables, slots, width). Of blocks behind the window that of zeros.
         shape = (limits.tables.count, limits.max_slots, self.width)
         self.pages: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
@@ -156,6 +159,7 @@ class SlotTable:
             self.block_counts[starts] = 0
             self._start_encoders(plan, starts)
             self._check_sources(plan, positions[starting])
+            self._take_adapters(plan, starts)
             if self.states is not None:
                 self.states.forget(starts)
         if not self.alive[slots].all():
@@ -439,6 +443,19 @@ class SlotTable:
             at = int(positions[given != (positions > 0)][0])
             why = "without a snapshot" if at else "with a snapshot, which is of a later one"
             raise BadPlan(f"starts.state_sources: a row starts at position {at} {why}")
+
+    def _take_adapters(self, plan: Plan, starts: I64) -> None:
+        """With which adapters starting rows are computed."""
+        given = plan.starts.adapters if plan.starts is not None else np.zeros(0, np.uint32)
+        most = self.limits.adapters
+        if len(given) != (len(starts) if most else 0):
+            what = "some adapters" if most else "no adapter"
+            raise BadPlan(
+                f"starts.adapters: {len(given)} entries, but {len(starts)} rows of a model with {what} start"
+            )
+        if most:
+            _below("starts.adapters", given, most + 1, "adapters, with none")
+            self.adapters[starts] = given
 
     def _check_saves(self, plan: Plan) -> None:
         """Where copies of states are kept."""

@@ -66,6 +66,8 @@ def _starts(engine: Engine, **sampling: float) -> Starts:
     columns = {name: np.full(1, value, getattr(starts, name).dtype) for name, value in sampling.items()}
     if engine.limits.has_state:
         columns["state_sources"] = np.full(1, NO_SNAPSHOT, np.uint32)
+    if engine.limits.adapters:
+        columns["adapters"] = np.zeros(1, np.uint32)
     return replace(starts, **columns)
 
 

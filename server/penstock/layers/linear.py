@@ -2,6 +2,9 @@
 rows one after another.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import penstock_kernels as ops
 from penstock.layers.module import Module, TiledModule
 from penstock.parallel.group import ALONE, TensorGroup
@@ -15,10 +18,12 @@ class Linear(TiledModule):
     quantized, for the CPU engine or for a GPU (`packed`), `weight_OI` has no rows.
     """
 
-    __slots__ = ("bias_O", "packed", "quantized", "weight_OI")
+    __slots__ = ("adapted", "bias_O", "number", "packed", "quantized", "weight_OI")
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         super().__init__()
+        self.adapted: LowRank | None = None
+        self.number = -1  # among those that adapters may change
         self.weight_OI = weight_OI
         self.bias_O = bias_O
         self.quantized: QuantizedMatrix | None = None
@@ -39,14 +44,45 @@ class Linear(TiledModule):
     def __call__(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""
         if self.packed is not None:
-            return ops.quantized_linear(x_TI, self.packed, self.bias_O, self.tile)
-        return ops.linear(x_TI, self.weight_OI, self.bias_O, self.tile)
+            made_TO = ops.quantized_linear(x_TI, self.packed, self.bias_O, self.tile)
+        else:
+            made_TO = ops.linear(x_TI, self.weight_OI, self.bias_O, self.tile)
+        return made_TO if self.adapted is None else self.adapted.add(x_TI, made_TO)
 
     def in_fp32(self, x_TI: Tensor) -> Tensor:
         """The same, and no product is rounded to the dtype of what it is made of. Those of a packed matrix are, which is rounded itself."""
         if self.packed is not None:
             return self(x_TI).float()
         return ops.long_linear(x_TI, self.weight_OI, self.bias_O, self.tile)
+
+
+@dataclass(slots=True)
+class AdaptedRows:
+    """Which tokens of the step that runs have which adapter: numbers from 0, and the tokens, or None: all. Shared by all matrices of a model."""
+
+    groups: Sequence[tuple[int, Tensor | None]] = ()
+
+
+class LowRank(TiledModule):
+    """What adapters add to a matrix' product: B_k A_k x for tokens with adapter k, with A (K, R, I) and B (K, O, R)."""
+
+    __slots__ = ("a_KRI", "b_KOR", "rows")
+
+    def __init__(self, a_KRI: Tensor, b_KOR: Tensor, rows: AdaptedRows) -> None:
+        super().__init__()
+        self.a_KRI, self.b_KOR, self.rows = a_KRI, b_KOR, rows
+
+    def add(self, x_TI: Tensor, made_TO: Tensor) -> Tensor:
+        """Adds it in place."""
+        for number, tokens in self.rows.groups:
+            read_TI = x_TI if tokens is None else x_TI.index_select(0, tokens)
+            low_TR = ops.linear(read_TI, self.a_KRI[number], None, self.tile)
+            added_TO = ops.linear(low_TR, self.b_KOR[number], None, self.tile)
+            if tokens is None:
+                made_TO.add_(added_TO)
+            else:
+                made_TO.index_add_(0, tokens, added_TO)
+        return made_TO
 
 
 class OpenedLinear(Linear):

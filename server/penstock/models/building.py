@@ -8,6 +8,7 @@ from typing import Any
 from penstock import quantization
 from penstock.loading.host import threads_of
 from penstock.models import choice, encoder_decoder_recorder, native, native_choice, native_models, recipes
+from penstock.models.adapting import number_matrices
 from penstock.models.decoder import Decoder
 from penstock.models.device_packing import DeviceQuantizer
 from penstock.models.model import Model
@@ -63,6 +64,8 @@ def load(
         if isinstance(quantizer, DeviceQuantizer) and group.rank == 0:
             native.tell(f"weights on {device}: {quantizer.in_words}")
         return name, model
+    if isinstance(model, Decoder):
+        number_matrices(model)
     recording = record(model) if isinstance(model, Decoder) else encoder_decoder_recorder.record(model)
     made = native_models.on_cpu_engine(model.config, model.parameters, recording, runs, threads, group)
     if entry is not None:

@@ -481,6 +481,7 @@ class Decoder(Module):
             config.cache_of(at) - before for at in mine
         ]  # of each layer that which it reads
         self.parameters = 0  # of the whole model, over all ranks; set when it is loaded
+        self.adapted_rows: AdaptedRows | None = None  # None: the model has no adapters
         self.reference: Reference | None = None
         is_sequential = not (config.parallel or config.residual_normed) and config.residual_scale == 1.0
         self.is_plain = is_sequential and all(layer.is_plain for layer in layers)
@@ -512,6 +513,8 @@ class Decoder(Module):
         caches. `given_TE` is what the stage before gave. Between stages E are the numbers of all residual streams, and behind them
         what the further layers are given of each token.
         """
+        if self.adapted_rows is not None:
+            self.adapted_rows.groups = step.adapted
         x_TE, given_TLY = self._begin(step) if given_TE is None else self._taken_over(given_TE)
         run = self._parallel if self.config.parallel else self._sequential
         if self.config.shares_keys:

@@ -84,6 +84,7 @@ class NativeModel:
         self._recording, self._vocabulary = recording, config.vocab_size
         self._longest = 0
         self._bound: list[LayerCache] | None = None
+        self._adapters_S: npt.NDArray[np.int32] | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -110,6 +111,14 @@ class NativeModel:
         self._give_tables(longest)
         self._runs = CpuProgram(self.program, self.instruction_set, self.threads)
         self._longest, self._bound = longest, None
+        if self._adapters_S is not None:
+            self._runs.set_adapters(self._adapters_S)
+
+    def follow_adapters(self, of_slots: npt.NDArray[np.int32]) -> None:
+        """From now on each slot has the adapter that this says, counted from 1; 0: none."""
+        self._adapters_S = of_slots
+        if self._longest:
+            self._runs.set_adapters(of_slots)
 
     def _give_tables(self, longest: int) -> None:
         """To operations that read some, which sequences of that length need."""

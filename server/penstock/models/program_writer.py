@@ -149,6 +149,7 @@ class ProgramWriter:
             scale=scale,
             softcap=softcap,
             bias=bias,
+            matrix=linear.number,
         )
         if quantized is None:
             made.weight, made.columns = linear.weight_OI, linear.weight_OI.shape[1]

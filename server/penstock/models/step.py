@@ -25,6 +25,7 @@ class Step:
     compressions: Sequence[ops.CompressionMetadata] = ()  # of each of the model's compressions
     # Of every position; where a block of keys begins, a key is rotated by its place.
     rope_tables: Sequence[RopeTable] = ()
+    adapted: Sequence[tuple[int, Tensor | None]] = ()  # see AdaptedRows
     # What the last layer with an indexer has chosen, for those that follow it: written on the way through the layers.
     chosen: ops.ChosenKeys | None = None
 

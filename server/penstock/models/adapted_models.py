@@ -1,0 +1,54 @@
+"""Gives a loaded model its adapters: to the products of the CPU engine's program, or to matrices that torch multiplies with. Must not import
+torch but for a model that torch runs.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.adapters import Adapter
+from penstock.errors import UnusableModel
+from penstock.layers.linear import AdaptedRows, LowRank
+from penstock.models.adapters_recorder import add_adapters
+from penstock.models.adapting import FLAG, Change, changes, matrices
+from penstock.models.decoder import Decoder
+from penstock.models.model import Model
+from penstock.models.native import NativeDecoder, tell
+from penstock.parallel.group import TensorGroup
+from penstock_kernels import tensors
+
+
+def adapt(
+    model: Model,
+    adapters: Sequence[Adapter],
+    config: dict[str, Any],
+    folder: Path,
+    group: TensorGroup,
+    trusted: bool,
+) -> None:
+    """`config` and `folder`: of the model's checkpoint. Raises UnusableModel where it or an adapter is not of a kind that this is for."""
+    if not isinstance(model, NativeDecoder | Decoder):
+        raise UnusableModel(f"{FLAG}: encoder-decoders and models through transformers have no adapters")
+    found = changes(adapters, config, folder, group, trusted)
+    if isinstance(model, NativeDecoder):
+        add_adapters(model.program, found, model.instruction_set)
+    else:
+        _give(model, found)
+    if group.rank == 0:
+        names = ", ".join(adapter.name for adapter in adapters)
+        tell(f"adapters: {names}")
+
+
+def _give(decoder: Decoder, found: Sequence[Change | None]) -> None:
+    """To a decoder that torch runs."""
+    rows = decoder.adapted_rows = AdaptedRows()
+    like = decoder.weights()[0]
+    for linear, change in zip(matrices(decoder), found, strict=True):
+        if change is None:
+            continue
+        a_KRI, b_KOR = (
+            tensors.in_torch(tensors.of(numbers, tensors.float32), like.device).to(like.dtype)
+            for numbers in (change.a_KRI, change.b_KOR)
+        )
+        linear.adapted = LowRank(a_KRI, b_KOR, rows)
+        linear.adapted.tile = linear.tile

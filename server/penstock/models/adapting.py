@@ -1,0 +1,242 @@
+"""Adapters beside a model's matrices: which rows of which tensors a matrix holds, and so what each adapter adds to its products.
+
+A recipe says nothing of adapters. It reads the model once more from a checkpoint without numbers, whose rows are numbered: where they end
+up says how a family joins, reorders and divides what its files hold, and the rows of an adapter's B go the same way. A matrix whose
+numbers are changed on the way has no such rows, and no adapter may change it.
+
+Asked by the engine once the model is loaded. In numpy; must not import torch. Letters as in `decoder`; R the rank, K adapters.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.adapters import Adapter, Pair
+from penstock.errors import UnusableModel
+from penstock.layers.linear import Linear
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.model_files import listed
+from penstock.models import recipes
+from penstock.models.decoder import Decoder, Experts, FeedForward
+from penstock.models.packing import matrices_of
+from penstock.parallel.group import TensorGroup
+from penstock_kernels import tensors
+from penstock_kernels.program import TILE_INPUTS, rounded_up
+from penstock_kernels.tensors import Dtype, Tensor
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+FLAG = "--lora-adapters"
+# In front of a layer's number a module's path has these names alone, or what it leads to is no part of the text's layers.
+TEXT = frozenset(
+    "model language_model text_model transformer decoder backbone gpt_neox layers h blocks thinker llm".split()
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What adapters add to the product of one matrix: of each (A x) B, zeros of those that leave it alone."""
+
+    a_KRI: F32
+    b_KOR: F32
+
+
+def matrices(decoder: Decoder) -> Iterator[Linear]:
+    """Those that adapters may change, in an order that holds for every reading of a model."""
+    for layer in decoder.layers:
+        if layer.attention is not None:
+            yield from matrices_of(layer.attention)
+        dense: FeedForward | Experts | None = layer.feed_forward
+        if isinstance(dense, Experts):
+            dense = dense.shared
+        if dense is not None:
+            yield from (dense.up, dense.out)
+
+
+def number_matrices(decoder: Decoder) -> None:
+    """Writes to each which one it is, so that what is recorded of it can be found again."""
+    for number, linear in enumerate(matrices(decoder)):
+        linear.number = number
+
+
+def changes(
+    adapters: Sequence[Adapter], config: dict[str, Any], folder: Path, group: TensorGroup, trusted: bool
+) -> list[Change | None]:
+    """Of each of the `matrices` of a rank's part of the model. Raises UnusableModel where an adapter changes what cannot be changed, or is
+    of another shape than the model.
+    """
+    with _Numbered(folder, trusted) as checkpoint:
+        decoder = recipes.load_from(config, checkpoint, group)
+        assert isinstance(decoder, Decoder), "asked of decoders"
+        found = [_Held.of(linear, checkpoint) for linear in matrices(decoder)]
+    modules = {module for held in found if held is not None for module in held.modules()}
+    of_adapters = [_by_module(adapter, modules, checkpoint.elsewhere) for adapter in adapters]
+    return [None if held is None else held.change(adapters, of_adapters) for held in found]
+
+
+def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[str]) -> dict[str, Pair]:
+    """The adapter's pairs by the names of the checkpoint. Its own are those of the classes that it was trained with, which may stand below
+    other names than in the files. `elsewhere`: what other stages hold.
+    """
+    of_tails: dict[str, str] = {_tail(module): module for module in modules}
+    made, unknown = {}, []
+    for name, pair in adapter.pairs.items():
+        module = name if name in modules else of_tails.get(_tail(name), "")
+        if module:
+            made[module] = pair
+        elif _tail(name) not in elsewhere:
+            unknown.append(name)
+    if unknown:
+        raise UnusableModel(
+            f"{FLAG} {adapter.name}: changes what adapters cannot change in this model: {listed(sorted(unknown))}. They change matrices of "
+            "attention and of dense feed-forward layers"
+        )
+    return made
+
+
+def _tail(module: str) -> str:
+    """What is left of a module's path without the names that differ between files and classes: from the layer's number on. Of what is no
+    part of the text, or has no number, all of it.
+    """
+    found = re.match(r"([^0-9]*)\.(\d+\..+)", module)
+    if found is None or not TEXT.issuperset(found[1].split(".")):
+        return module
+    return found[2]
+
+
+# Of what a row is: behind which tensor, which row of it, and what is left of both, so that a number that was computed with is known.
+ROW_BITS, CHECK_BITS = 28, 12
+
+
+def _numbers(tensor: int, rows: I64) -> I64:
+    made = (np.int64(tensor + 1) << ROW_BITS) + rows
+    return (made << CHECK_BITS) + (made * 2654435761 >> 7) % (1 << CHECK_BITS)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tensor of the checkpoint, or some of its columns."""
+
+    module: str
+    outputs: int
+    inputs: int
+    columns: I64
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Rows of a matrix: of tensors, each at a place among the matrix' rows."""
+
+    outputs: int
+    sources: list[tuple[_Source, I64, I64]]  # with its rows, and where they are
+
+    @classmethod
+    def of(cls, linear: Linear, checkpoint: "_Numbered") -> "_Held | None":
+        """None: its numbers are not those of the files, or not by whole rows."""
+        weight = linear.weight_OI
+        if weight.is_rehearsed or weight.dtype != tensors.int64:
+            return None
+        whole_OI = tensors.host(weight)
+        numbers_O: I64 = np.ascontiguousarray(whole_OI[:, 0])
+        if whole_OI.strides[1] and (whole_OI != numbers_O[:, np.newaxis]).any():
+            return None
+        plain_O = numbers_O >> CHECK_BITS
+        tensor_O, row_O = (plain_O >> ROW_BITS) - 1, plain_O & ((1 << ROW_BITS) - 1)
+        found = []
+        for tensor in np.unique(tensor_O).tolist():
+            places = np.flatnonzero(tensor_O == tensor)
+            if tensor < 0:
+                if numbers_O[places].any():
+                    return None
+                continue  # rows of zeros
+            rows = row_O[places]
+            if tensor >= len(checkpoint.sources) or (_numbers(tensor, rows) != numbers_O[places]).any():
+                return None
+            source = checkpoint.sources[tensor]
+            if len(source.columns) != whole_OI.shape[1] or int(rows.max()) >= source.outputs:
+                return None
+            found.append((source, rows, places))
+        return cls(len(numbers_O), found)
+
+    def modules(self) -> Iterator[str]:
+        """Those whose rows it holds."""
+        return (source.module for source, _, _ in self.sources)
+
+    def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Change | None:
+        """None: no adapter changes it."""
+        pairs = [
+            [(pair, *held) for held in self.sources if (pair := by_module.get(held[0].module)) is not None]
+            for by_module in of_adapters
+        ]
+        rank = max((sum(pair.rank for pair, *_ in some) for some in pairs), default=0)
+        if rank == 0:
+            return None
+        inputs = len(self.sources[0][0].columns)
+        a_KRI = np.zeros((len(pairs), rounded_up(rank, TILE_INPUTS), inputs), np.float32)
+        b_KOR = np.zeros((len(pairs), self.outputs, a_KRI.shape[1]), np.float32)
+        for adapter, a_RI, b_OR, some in zip(adapters, a_KRI, b_KOR, pairs, strict=True):
+            begin = 0
+            for pair, source, rows, places in some:
+                _check_shape(adapter, source, pair)
+                end = begin + pair.rank
+                a_RI[begin:end] = pair.a_RI[:, source.columns]
+                b_OR[places, begin:end] = pair.b_OR[rows]
+                begin = end
+        return Change(a_KRI, b_KOR)
+
+
+def _check_shape(adapter: Adapter, source: _Source, pair: Pair) -> None:
+    outputs, inputs = len(pair.b_OR), pair.a_RI.shape[1]
+    if (outputs, inputs) != (source.outputs, source.inputs):
+        raise UnusableModel(
+            f"{FLAG} {adapter.name}: is of another model: {source.module} is changed as a matrix of {outputs} rows and {inputs} columns, and "
+            f"has {source.outputs} and {source.inputs}"
+        )
+
+
+class _Numbered(Checkpoint):
+    """A checkpoint without numbers but for those of rows: a matrix of it has in all columns which row of which tensor it is."""
+
+    def __init__(self, folder: Path, trusted: bool) -> None:
+        super().__init__(folder, tensors.bfloat16, trusted)
+        self.sources: list[_Source] = []
+        self.elsewhere: set[str] = set()
+        """What other ranks hold."""
+
+    def new(self, shape: tuple[int, ...], dtype: Dtype | None = None) -> Tensor:
+        """See Checkpoint: of a matrix a number for each row."""
+        if len(shape) != 2 or (dtype is not None and dtype != self.dtype):
+            return super().new(shape, dtype)
+        rows = np.zeros((shape[0], 1), np.int64)
+        return tensors.of_memory(np.lib.stride_tricks.as_strided(rows, shape, (8, 0)), tensors.int64)
+
+    def fill(
+        self,
+        into: Tensor,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None = None,
+        columns: list[slice] | None = None,
+    ) -> None:
+        """See Checkpoint."""
+        if into.is_rehearsed:
+            return super().fill(into, name, shape, rows, columns)
+        if not self._accepts(name, shape, self.dtype):
+            return None
+        numbers, taken = tensors.host(into), [_taken(*one) for one in zip(shape, (rows, columns), strict=True)]
+        # Of a matrix that is stored the other way round a column is one number.
+        if numbers.strides[0] == 0:
+            numbers, taken, shape = numbers.T, taken[::-1], shape[::-1]
+        numbers[:, 0] = _numbers(len(self.sources), taken[0])
+        self.sources.append(_Source(name.removesuffix(".weight"), *shape, taken[1]))
+        return None
+
+
+def _taken(size: int, ranges: list[slice] | None) -> I64:
+    return np.arange(size) if ranges is None else np.concatenate([np.arange(size)[one] for one in ranges])
