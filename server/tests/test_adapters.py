@@ -364,7 +364,8 @@ def test_other_expressions_are_not_read(text: str) -> None:
 
 def test_a_worker_describes_its_adapters_in_their_order_and_imports_no_torch(tmp_path: Path) -> None:
     model = checkpoints.write(tmp_path / "model", checkpoints.config())
-    first, second = write(tmp_path / "first"), write(tmp_path / "second", lora_alpha=7)
+    made = weights(Q, outputs=64) | weights(V)
+    first, second = write(tmp_path / "first", made), write(tmp_path / "second", made, lora_alpha=7)
     options = ["--dtype", "bfloat16", "--packed-cache", "off", "--threads", "1"]
     options += ["--lora-adapters", f"b/sql={first}", "--lora-adapters", f"a={second}"]
     with Worker(model, tmp_path / "worker", *options, program=WITHOUT) as worker:
