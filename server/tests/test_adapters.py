@@ -23,7 +23,7 @@ from torch import Tensor
 import checkpoints
 from client import Worker
 from penstock import adapters
-from penstock.adapters import reading
+from penstock.adapters import config, reading
 from penstock.adapters.patterns import NamePattern
 from penstock.errors import UnusableModel, one_line
 from penstock.loading.memory import Room
@@ -195,6 +195,25 @@ MERGE = r": merge it into its base model \(merge_and_unload of peft\) and serve 
 )  # fmt: skip
 def test_fields_of_what_is_not_served_are_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     assert re.match(f"adapter_config.json: {says}", refusal(write(tmp_path, **changes)))
+
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.sampled_from([0, 4, 512, 10**30, 10**400]) | st.floats()
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from([*sorted({*CONFIG, *config.REFUSED}), "init_lora_weights"]), value=VALUES)
+def test_any_value_of_any_field_is_read_or_refused_in_a_sentence(name: str, value: Any) -> None:
+    try:
+        said = config.parse(CONFIG | {name: value})
+    except UnusableModel as error:
+        assert "\n" not in str(error) and len(str(error)) < 500, error
+    else:
+        assert math.isfinite(said.scale_of(Q))
 
 
 def without(*sides: str) -> dict[str, Tensor]:
