@@ -1,4 +1,4 @@
-"""Brings a model from the hub to this machine: `python -m penstock.download owner/name`.
+"""Brings a model or an adapter from the hub to this machine: `python -m penstock.download owner/name`.
 
 Run by the launcher, before any worker, and by whoever only fetches. With `--for-this-machine`, which the launcher passes, the doctor looks
 before a large download at what can be known of the model without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
@@ -19,7 +19,8 @@ from penstock.hub.request import Request, Unavailable, write
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m penstock.download", description="Downloads what Penstock needs of a model on the hub."
+        prog="python -m penstock.download",
+        description="Downloads what Penstock needs of a model or an adapter on the hub.",
     )
     parser.add_argument("repo", help="owner/name")
     parser.add_argument("--revision", help="branch, tag or commit [default: main]")
@@ -33,6 +34,7 @@ def main() -> int:
         action="store_true",
         help="only what goes before and after the model's computation",
     )
+    parser.add_argument("--adapter", action="store_true", help="it is a LoRA adapter, and no model")
     parser.add_argument(
         "--for-this-machine", action="store_true", help="fetch nothing large that would not be served here"
     )
@@ -53,6 +55,8 @@ def main() -> int:
     parser.add_argument("--max-batch-size", type=int, help="sequences of a step, and")
     parser.add_argument("--max-batch-prefill-tokens", type=int, help="its tokens")
     arguments = parser.parse_args()
+    if arguments.adapter and arguments.without_weights:
+        parser.error("--without-weights is for models")
     request = Request(
         arguments.repo,
         arguments.revision,
@@ -60,6 +64,7 @@ def main() -> int:
         arguments.progress_bar,
         arguments.trust_remote_code,
         not arguments.without_weights,
+        arguments.adapter,
     )
     client.keep_xet_in(request.cache)
     client.keep_libraries_quiet()
@@ -70,7 +75,8 @@ def main() -> int:
         begun = client.begin(request)
         pipeline_tag = begun.listing.pipeline_tag
         # Else another machine serves it, or this one when others have left: a builder of images, an init container.
-        examine = partial(_problems, arguments) if arguments.for_this_machine else None
+        is_examined = arguments.for_this_machine and not arguments.adapter
+        examine = partial(_problems, arguments) if is_examined else None
         return client.complete(request, begun, examine)
 
     try:

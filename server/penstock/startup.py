@@ -52,6 +52,7 @@ from penstock.telemetry import log
 from penstock_kernels import tensors
 
 if TYPE_CHECKING:
+    from penstock.adapters import Adapter
     from penstock.engine.draft_model import DraftModel
 
 # How often a rank says that it waits for others, and one of how many of these lines is for operators.
@@ -74,10 +75,11 @@ def serve(
         lambda: check_weights(folder, arguments.trust_remote_code).stored,
     )
     packed_cache = _packed_cache(arguments)
+    adapters = _adapters(arguments)
     on_engine = in_bf16(dtype, arguments.dtype)
-    engine = _without_torch(arguments, config, on_engine, packed_cache)
+    engine = _without_torch(arguments, config, on_engine, packed_cache, adapters)
     if isinstance(engine, str):
-        engine = _loaded(arguments, config, dtype, packed_cache, engine)
+        engine = _loaded(arguments, config, dtype, packed_cache, adapters, engine)
     elif on_engine != dtype:
         _tell_of_bf16(arguments, dtype)
     for unserved in (left_out(config), unread_adapter(os.listdir(folder))):
@@ -128,8 +130,28 @@ def serve(
     thread.serve()
 
 
+def _adapters(arguments: argparse.Namespace) -> "list[Adapter]":
+    """The LoRA adapters that requests may name. Raises UnusableModel."""
+    if not arguments.lora_adapters:
+        return []
+    from penstock import adapters
+
+    found = [adapters.read(*source) for source in adapters.sources(arguments.lora_adapters)]
+    for one in found if arguments.rank == 0 else []:
+        ranks = sorted({pair.rank for pair in one.pairs.values()})
+        shown = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+        # Not compared: models are served under other names, and adapters made for one fit what was trained on from it.
+        base = f", made for {one.base}" if one.base else ""
+        log("INFO", f"adapter {one.name}: {len(one.pairs)} pairs of matrices of {shown}{base}")
+    return found
+
+
 def _without_torch(
-    arguments: argparse.Namespace, config: dict[str, Any], named: str, packed_cache: PackedCache | None
+    arguments: argparse.Namespace,
+    config: dict[str, Any],
+    named: str,
+    packed_cache: PackedCache | None,
+    adapters: "list[Adapter]",
 ) -> Engine | str:
     """The engine of a model that the CPU engine runs, from the packed cache or from its checkpoint; or what needs torch, in words."""
     if arguments.stages > 1:
@@ -176,6 +198,7 @@ def _without_torch(
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
         found=found,
+        adapters=adapters,
         **_options(arguments, packed_cache),
     )
     _give_drafter(engine, arguments, packed_cache)
@@ -214,6 +237,7 @@ def _loaded(
     config: dict[str, Any],
     named: str,
     packed_cache: PackedCache | None,
+    adapters: "list[Adapter]",
     what: str,
 ) -> Engine:
     """The engine of a model that needs torch, with its draft model. `what` needs it. Raises UnusableModel."""
@@ -261,6 +285,7 @@ def _loaded(
         group,
         deterministic=arguments.deterministic,
         implementation=arguments.model_impl,
+        adapters=adapters,
         **_options(arguments, packed_cache),
     )
     drafter = _give_drafter(engine, arguments, packed_cache)

@@ -146,6 +146,13 @@ def _arguments() -> argparse.Namespace:
         help="folder of a smaller model with the same tokenizer, which makes drafts where a plan asks for them",
     )
     parser.add_argument(
+        "--lora-adapters",
+        metavar="NAME=FOLDER",
+        action="append",
+        default=[],
+        help="a LoRA adapter that sequences may be computed with, as peft saves it; may be given several times",
+    )
+    parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="load pickled weights where there are no others, and run a model's own code where nothing else can",

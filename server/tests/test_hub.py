@@ -702,7 +702,8 @@ def test_an_adapter_beside_a_config_json_is_refused_or_named(machine: Machine) -
     machine.hub.repos["owner/adapter"] = Repo(dict(files), commit="c" * 40)
     failure = machine.run("owner/adapter").failure
     assert (
-        "has no weights but an adapter's (adapter_config.json; " in failure and "merge_and_unload" in failure
+        "has no weights but an adapter's (adapter_config.json; " in failure
+        and "--lora-adapters NAME=" in failure
     )
 
 
@@ -979,3 +980,119 @@ def test_progress_is_a_bar_only_when_asked_for(machine: Machine, tmp_path: Path)
     assert ended.stderr == ""
     assert any("downloading owner/model" in line.get("message", "") for line in ended.lines)
     assert "100%" in machine.run("owner/model", "--cache-dir", str(tmp_path / "b"), "--progress-bar").stderr
+
+
+ADAPTER_CONFIG = b'{"peft_type": "LORA", "r": 4}'
+ADAPTER_FILES = {
+    "adapter_config.json": ADAPTER_CONFIG,
+    "adapter_model.safetensors": WEIGHTS,
+    "adapter_model.bin": b"pickle",
+    "README.md": b"read me",
+    "tokenizer.json": b"{}",
+    "training_args.bin": b"other",
+    "checkpoint-10/adapter_model.safetensors": b"earlier",
+}
+
+
+def with_adapter(machine: Machine, **more: bytes) -> dict[str, bytes]:
+    """The files of an adapter on the hub, owner/adapter."""
+    files = ADAPTER_FILES | more
+    machine.hub.repos["owner/adapter"] = Repo(files)
+    return files
+
+
+def test_an_adapter_is_its_config_and_its_weights(machine: Machine) -> None:
+    with_adapter(machine)
+    ended = machine.run("owner/adapter", "--adapter", "--for-this-machine")
+    assert names_in(ended.folder) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (ended.folder / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert ended.lines[-1]["snapshot"] == {
+        "folder": str(ended.folder),
+        "commit": "a" * 40,
+        "pipeline_tag": None,
+    }
+    assert sorted(machine.hub.bodies()) == ["adapter_config.json", "adapter_model.safetensors"]
+    machine.hub.seen.clear()
+    assert machine.run("owner/adapter", "--adapter").folder == ended.folder
+    assert machine.hub.bodies() == []
+    machine.hub.seen.clear()
+    assert machine.run("owner/adapter", "--adapter", HF_HUB_OFFLINE="1").folder == ended.folder
+    assert machine.hub.seen == []
+
+
+def test_an_adapter_has_revisions_and_goes_on_where_a_connection_broke(machine: Machine) -> None:
+    with_adapter(machine)
+    machine.hub.repos["owner/adapter"].branches = ("main", "v2")
+    machine.hub.cut_after, machine.hub.cuts = PIECE + 1000, 1
+    folder = machine.run("owner/adapter", "--adapter", "--revision", "v2").folder
+    assert (folder / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    ranges = [seen.range for seen in machine.hub.seen if seen.method == "GET" and "/content/" in seen.path]
+    assert ranges == [None, f"bytes={PIECE}-"]
+    offline = {"HF_HUB_OFFLINE": "1"}
+    assert machine.run("owner/adapter", "--adapter", "--revision", "v2", **offline).folder == folder
+    missing = machine.run("owner/adapter", "--adapter", "--revision", "v3").failure
+    assert missing == "the adapter owner/adapter has no revision v3"
+
+
+def test_a_hub_that_is_away_is_no_reason_not_to_use_a_cached_adapter(machine: Machine) -> None:
+    with_adapter(machine)
+    folder = machine.run("owner/adapter", "--adapter").folder
+    machine.hub.status = 500
+    ended = machine.run("owner/adapter", "--adapter")
+    assert ended.folder == folder and any(line.get("level") == "WARN" for line in ended.lines)
+    (folder / "adapter_model.safetensors").unlink()
+    failure = machine.run("owner/adapter", "--adapter", HF_HUB_OFFLINE="1").failure
+    assert "lacks adapter_model.safetensors of owner/adapter" in failure
+
+
+def test_a_gated_adapter_needs_a_token(machine: Machine) -> None:
+    with_adapter(machine)
+    machine.hub.repos["owner/adapter"].token = "hf_sesame"
+    assert "the adapter owner/adapter is gated" in machine.run("owner/adapter", "--adapter").failure
+    folder = machine.run("owner/adapter", "--adapter", HF_TOKEN="hf_sesame").folder
+    assert (folder / "adapter_config.json").read_bytes() == ADAPTER_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (FILES, "owner/adapter is no adapter: it has no adapter_config.json"),
+        (
+            {"adapter_config.json": ADAPTER_CONFIG, "adapter_model.bin": b"pickle"},
+            "the adapter owner/adapter has only pickled weights (adapter_model.bin), which are not read: save",
+        ),
+        (
+            {"adapter_config.json": ADAPTER_CONFIG},
+            "the adapter owner/adapter has no adapter_model.safetensors",
+        ),
+    ],
+)
+def test_a_repository_that_is_no_adapter_is_refused_before_anything_is_fetched(
+    machine: Machine, files: dict[str, bytes], says: str
+) -> None:
+    machine.hub.repos["owner/adapter"] = Repo(dict(files))
+    assert machine.run("owner/adapter", "--adapter").failure.startswith(says)
+    assert machine.hub.bodies() == []
+
+
+def test_an_adapter_that_is_not_served_is_refused_before_its_weights_are_fetched(machine: Machine) -> None:
+    with_adapter(machine, **{"adapter_config.json": b'{"peft_type": "LORA", "use_dora": true}'})
+    failure = machine.run("owner/adapter", "--adapter").failure
+    assert failure.startswith(
+        "the adapter owner/adapter cannot be served: adapter_config.json: use_dora is true"
+    )
+    assert machine.hub.bodies() == ["adapter_config.json"]
+
+
+def test_an_adapter_that_does_not_exist_is_named(machine: Machine) -> None:
+    failure = machine.run("owner/none", "--adapter").failure
+    assert failure.startswith("there is no adapter owner/none on the hub")
+
+
+def test_a_model_and_the_adapter_in_its_repository_are_fetched_one_beside_the_other(machine: Machine) -> None:
+    machine.hub.repos["owner/both"] = Repo(FILES | ADAPTER_FILES)
+    folder = machine.run("owner/both", "--adapter").folder
+    assert "owner/both is not in the cache" in machine.run("owner/both", HF_HUB_OFFLINE="1").failure
+    assert machine.run("owner/both").folder == folder
+    for flags in ([], ["--adapter"]):
+        assert machine.run("owner/both", *flags, HF_HUB_OFFLINE="1").folder == folder

@@ -607,6 +607,7 @@ def test_a_start_from_packed_weights_refuses_what_one_from_the_checkpoint_does(
             check_folder(model, False),
             "bfloat16",
             PackedCache(folder, True),
+            [],
         )
 
 
@@ -618,7 +619,7 @@ def test_packed_weights_are_not_mapped_where_the_draft_model_needs_torch(
     cache = PackedCache(folder, True)
     draft = checkpoints.write(tmp_path / "draft", checkpoints.config(num_hidden_layers=1, head_dim=1024))
     needs = startup._without_torch(
-        arguments(model, draft_model_dir=draft), check_folder(model, False), "bfloat16", cache
+        arguments(model, draft_model_dir=draft), check_folder(model, False), "bfloat16", cache, []
     )
     assert isinstance(needs, str) and needs.startswith("draft models"), needs
     assert cache.mapped_bytes == 0

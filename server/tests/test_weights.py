@@ -412,7 +412,7 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
     (folder / "adapter_config.json").touch()
     (folder / "adapter_model.safetensors").touch()
     assert "no weights but an adapter's (adapter_config.json; " in refusal(folder)
-    assert refusal(folder).endswith("merge it into its base model (merge_and_unload of peft) and serve that")
+    assert refusal(folder).endswith("load it beside that with --lora-adapters NAME=FOLDER")
     (folder / "adapter_config.json").unlink()
     (folder / "config.json").unlink()
     assert refusal(folder).endswith(

@@ -9,7 +9,7 @@ import re
 LONGEST_PATTERN = 512
 
 # What matches one character: a dot is any, as in regular expressions.
-CHARACTER = r"(?:[A-Za-z0-9_.-]|\\[.d_-]|\[[A-Za-z0-9_-]+\])"
+CHARACTER = r"(?:[A-Za-z0-9_.-]|\\[.d_-]|\[\^?[A-Za-z0-9_.-]+\])"
 GROUP = rf"\((?:\?:)?(?:{CHARACTER}+\|)*{CHARACTER}+\)"
 # A run of characters of which none is repeated, or one thing that may be.
 TOKEN = re.compile(rf"(?P<run>(?:{CHARACTER}(?![*+?]))+)|(?P<one>{CHARACTER}|{GROUP})(?P<times>[*+?]?)")
@@ -22,9 +22,8 @@ class NamePattern:
         if len(text) > LONGEST_PATTERN:
             raise ValueError(f"patterns have at most {LONGEST_PATTERN} characters")
         self._whole = text.startswith("^")
-        self._tokens: list[
-            tuple[list[re.Pattern[str]], str]
-        ] = []  # what may be there, each of one length, and how often
+        # What may be there, each of one length, and how often.
+        self._tokens: list[tuple[list[re.Pattern[str]], str]] = []
         rest = text.removeprefix("^").removesuffix("$")
         at = 0
         while at < len(rest):

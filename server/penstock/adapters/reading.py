@@ -18,7 +18,6 @@ from penstock.errors import UnusableModel
 from penstock.loading.memory import cpu_room
 from penstock.loading.model_files import (
     ADAPTER,
-    ADAPTER_PICKLE,
     ADAPTER_WEIGHTS,
     FLOATS,
     Stored,
@@ -27,6 +26,7 @@ from penstock.loading.model_files import (
     listed,
     open_regular,
     read_json,
+    why_no_adapter_weights,
 )
 from penstock.loading.tensor_reader import TensorReader
 from penstock_kernels import tensors
@@ -83,7 +83,7 @@ def _read(name: str, folder: Path) -> Adapter:
         raise UnusableModel(f"{folder}: no {ADAPTER}" if folder.is_dir() else f"there is no folder {folder}")
     said = config.parse(fields)
     if not (folder / ADAPTER_WEIGHTS).exists():
-        raise UnusableModel(f"{folder}: {why_no_weights({path.name for path in folder.iterdir()})}")
+        raise UnusableModel(f"{folder}: {why_no_adapter_weights({path.name for path in folder.iterdir()})}")
     reader = TensorReader(folder, WeightFiles([ADAPTER_WEIGHTS], None, {}, False))
     try:
         modules = _modules(reader.stored)
@@ -103,17 +103,11 @@ def _read(name: str, folder: Path) -> Adapter:
             (reader.too_large, "numbers too large for fp32"),
         ):
             if names:
-                raise UnusableModel(f"{what} in {listed(names, 3)}")
+                only = [name.removesuffix(f" ({ADAPTER_WEIGHTS})") for name in names]
+                raise UnusableModel(f"{ADAPTER_WEIGHTS}: {what} in {listed(only, 3)}")
     finally:
         reader.close()
     return Adapter(name, _digest(folder), pairs, said.base)
-
-
-def why_no_weights(names: set[str]) -> str:
-    """What there is in place of the weights, as far as names say it."""
-    if ADAPTER_PICKLE in names:
-        return f"only pickled weights ({ADAPTER_PICKLE}), which are not read: save the adapter as safetensors (save_pretrained of peft does)"
-    return f"no {ADAPTER_WEIGHTS}"
 
 
 def _modules(stored: dict[str, Stored]) -> dict[str, tuple[str, str]]:

@@ -21,7 +21,7 @@ from penstock.errors import UnusableModel
 from penstock.hub.content import UNFINISHED, has_binding_locks, size_of, unfinished
 from penstock.hub.files import REQUIRED, TOKENIZER, older_tokenizer, weight_files
 from penstock.hub.request import Listing, NoRoom, Request, Unavailable, write
-from penstock.loading.model_files import SINGLE, gigabytes
+from penstock.loading.model_files import ADAPTER, ADAPTER_WEIGHTS, SINGLE, gigabytes
 from penstock.loading.model_files import choose as choose_weights
 
 # What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
@@ -83,7 +83,7 @@ def snapshot_of_revision(request: Request) -> Path | None:
                 revision=request.revision,
                 cache_dir=request.cache,
                 local_files_only=True,
-                allow_patterns=list(REQUIRED),
+                allow_patterns=[ADAPTER] if request.adapter else list(REQUIRED),
             )
         )
     except LocalEntryNotFoundError:
@@ -104,6 +104,8 @@ def newest_whole(request: Request) -> Path | None:
 
 def lacking(request: Request, folder: Path) -> str | None:
     """The first file without which a snapshot is not served; None: it is complete."""
+    if request.adapter:
+        return next((name for name in (ADAPTER, ADAPTER_WEIGHTS) if not (folder / name).exists()), None)
     names = {path.name for path in folder.iterdir()}
     weights: list[str] = []
     if request.weights:

@@ -1,4 +1,4 @@
-"""Brings a model from the hub to this machine.
+"""Brings a model or an adapter from the hub to this machine.
 
 Called by `penstock.download` and by the doctor. `files` says what is fetched, `cache` what is there already, and `content` fetches weights;
 the protocol is `huggingface_hub`'s. Says how it goes in JSON lines on standard output. Must not import torch.
@@ -40,6 +40,7 @@ from penstock.hub.cache import (
 from penstock.hub.content import fetch_resumable
 from penstock.hub.files import (
     TOKENIZER,
+    check_adapter,
     check_small,
     choose,
     is_code,
@@ -61,7 +62,15 @@ from penstock.hub.request import (
     write,
 )
 from penstock.hub.retries import answers_of_the_hub, is_network_failure, one_line, persistently, said_by
-from penstock.loading.model_files import PICKLE, SINGLE, read_config, unread_adapter
+from penstock.loading.model_files import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    PICKLE,
+    SINGLE,
+    read_config,
+    read_json,
+    unread_adapter,
+)
 
 # What the system says of a disk without room, and of one that is not to be written.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -104,12 +113,14 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
             if get_token()
             else "ask for access on its page, and set HF_TOKEN to a token of yours"
         )
-        raise Unavailable(f"the model {request.repo} is gated: {way_out}") from error
+        raise Unavailable(f"{request.called} is gated: {way_out}") from error
     except RevisionNotFoundError as error:
-        raise Unavailable(f"the model {request.repo} has no revision {request.revision or 'main'}") from error
+        raise Unavailable(f"{request.called} has no revision {request.revision or 'main'}") from error
     except RepositoryNotFoundError as error:
         way_out = "the token in use cannot see it" if get_token() else "if it is private, set HF_TOKEN"
-        raise Unavailable(f"there is no model {request.repo} on the hub; {way_out}") from error
+        raise Unavailable(
+            f"there is no {request.called.removeprefix('the ')} on the hub; {way_out}"
+        ) from error
     except HFValidationError as error:
         raise Unavailable(
             f"there is no folder {request.repo}, and it is no name of a model on the hub (owner/name)"
@@ -134,7 +145,7 @@ def obtain(request: Request, bring: Callable[[Request], Path]) -> Path:
         if is_network_failure(error):
             return cached(request, said_by(error))
         if isinstance(error, UnusableModel):
-            raise Unavailable(f"the model {request.repo} cannot be served: {error}") from error
+            raise Unavailable(f"{request.called} cannot be served: {error}") from error
         if isinstance(error, OSError) and error.errno in FORBIDDEN:
             return cached_instead(request, Unavailable(forbidden(request, error)))
         if isinstance(error, OSError):
@@ -176,6 +187,8 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
 def begin(request: Request) -> Begun:
     """Everything but the weights, once nothing speaks against the repository so far."""
     listing = look_up(request)
+    if request.adapter:
+        return _begin_adapter(request, listing)
     check_small(listing.sizes, request)
     leads, pickled = choose(listing.sizes, request) if request.weights else (SINGLE, False)
     adapter = unread_adapter(listing.sizes)  # it is not fetched, so that the worker does not see it
@@ -197,6 +210,17 @@ def begin(request: Request) -> Begun:
     if absent:
         raise Unavailable(f"{request.repo} has no {absent[0]}, which its {leads} names")
     return Begun(listing, folder, weights, pickled)
+
+
+def _begin_adapter(request: Request, listing: Listing) -> Begun:
+    from penstock.adapters import config
+
+    check_adapter(listing.sizes, request)
+    remove_abandoned(request)
+    check_room(request, listing, [ADAPTER])
+    folder = snapshot(request, listing.commit, [ADAPTER])
+    config.parse(read_json(folder, ADAPTER) or {})
+    return Begun(listing, folder, [ADAPTER_WEIGHTS], False)
 
 
 def look_up(request: Request) -> Listing:

@@ -14,12 +14,15 @@ from penstock.errors import UnusableModel
 from penstock.hub.request import Request, Unavailable
 from penstock.hub.tokenizer import SOURCES, why_none
 from penstock.loading.model_files import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
     CONFIG,
     INDEX,
     PICKLE,
     PICKLE_INDEX,
     SINGLE,
     read_index,
+    why_no_adapter_weights,
     why_no_config,
 )
 from penstock.loading.model_files import choose as choose_weights
@@ -48,6 +51,14 @@ def check_small(names: Collection[str], request: Request) -> None:
         raise Unavailable(
             f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of{why_none(names)}"
         )
+
+
+def check_adapter(names: Collection[str], request: Request) -> None:
+    """Refuses a repository that is no adapter, or whose weights are not read."""
+    if ADAPTER not in names:
+        raise Unavailable(f"{request.repo} is no adapter: it has no {ADAPTER}")
+    if ADAPTER_WEIGHTS not in names:
+        raise Unavailable(f"{request.called} has {why_no_adapter_weights(names)}")
 
 
 def choose(names: Collection[str], request: Request) -> tuple[str, bool]:

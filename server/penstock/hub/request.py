@@ -18,7 +18,7 @@ LOOKUP_SECONDS = 20.0
 
 
 class Unavailable(Exception):
-    """The model cannot be had; the text is one line for the user."""
+    """The model or adapter cannot be had; the text is one line for the user."""
 
 
 class NoRoom(Unavailable):
@@ -37,6 +37,12 @@ class Request:
     bar: bool = False
     trusted: bool = False  # the user has agreed to pickled weights and to the repository's code
     weights: bool = True  # this machine reads them; else other hosts do, and only the rest is wanted
+    adapter: bool = False  # it is a LoRA adapter, and no model
+
+    @property
+    def called(self) -> str:
+        """What it is, in errors."""
+        return f"the {'adapter' if self.adapter else 'model'} {self.repo}"
 
     @property
     def storage(self) -> Path:

@@ -31,6 +31,8 @@ ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
 MERGE = "merge it into its base model (merge_and_unload of peft) and serve that"
+# What becomes of an adapter alone; the launcher's words.
+LOAD = "serve its base model, and load it beside that with --lora-adapters NAME=FOLDER"
 CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
 
 # Bytes of a header that are read at most; the format's own limit.
@@ -208,7 +210,7 @@ def why_no_config(names: Collection[str]) -> str:
     says it of a folder in the same words.
     """
     if ADAPTER in names:
-        return f"; it is an adapter ({ADAPTER}), which is not loaded: {MERGE}"
+        return f"; it is an adapter ({ADAPTER}): {LOAD}"
     if any(name.endswith(".gguf") for name in names):
         return "; GGUF files are not read: serve the model's safetensors files"
     return ""
@@ -220,9 +222,14 @@ def unread_adapter(names: Collection[str]) -> str | None:
     """
     if ADAPTER not in names:
         return None
-    return (
-        f"{ADAPTER} is not read: the weights are served as they are; if the adapter is not in them, {MERGE}"
-    )
+    return f"{ADAPTER} is not read: the weights are served as they are; if the adapter is not in them, load it with --lora-adapters NAME=FOLDER"
+
+
+def why_no_adapter_weights(names: Collection[str]) -> str:
+    """What an adapter has in place of its weights, as far as names say it."""
+    if ADAPTER_PICKLE in names:
+        return f"only pickled weights ({ADAPTER_PICKLE}), which are not read: save it as safetensors (save_pretrained of peft does)"
+    return f"no {ADAPTER_WEIGHTS}"
 
 
 def dtype_name(config: dict[str, Any], wanted: str, stored: Callable[[], Mapping[str, Stored]] = dict) -> str:
@@ -287,9 +294,7 @@ def choose(names: Collection[str], trusted: bool) -> tuple[str, bool]:
                 return name, True
             raise UnusableModel(f"no weights in safetensors files, only pickled ones ({name}); {CONSENT}")
     if ADAPTER in names:
-        raise UnusableModel(
-            f"no weights but an adapter's ({ADAPTER}; no {SINGLE} and no {INDEX}), which is not loaded: {MERGE}"
-        )
+        raise UnusableModel(f"no weights but an adapter's ({ADAPTER}; no {SINGLE} and no {INDEX}): {LOAD}")
     others = sorted(name for name in names if name.endswith((*FOREIGN, ".safetensors")))
     only = f", only {listed(others, 3)}" if others else ""
     kinds = [name for ending, name in UNREAD.items() if any(one.endswith(ending) for one in others)]

@@ -50,4 +50,5 @@ def description_of(
         draft_model=None
         if drafter is None
         else pb.DraftModel(model_type=drafter.model_type, parameters=drafter.parameters),
+        adapters=[pb.Adapter(name=one.name, digest=one.digest) for one in engine.adapters],
     )
