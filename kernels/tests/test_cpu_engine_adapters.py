@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_cpu_engine import SETS, Bench, close, in_bytes, packed, quantized, random, whole_numbers
 from torch import Tensor
 
 from penstock_kernels.program import (
@@ -21,6 +20,7 @@ from penstock_kernels.program import (
     Layout,
     rounded_up,
 )
+from test_cpu_engine import SETS, Bench, close, in_bytes, packed, quantized, random, whole_numbers
 
 INPUTS, ADAPTERS = 96, 3
 # Slots 0 to 6, and how many tokens of each: decodes, prompts that are more than one run, and neighbours with the same adapter.

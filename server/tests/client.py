@@ -172,6 +172,8 @@ def make_plan(
             plan.starts.encoder_counts = u32([s["encoder"] for s in starting])
         if has_state:
             plan.starts.state_sources = u32([s.get("state_source", NO_SNAPSHOT) for s in starting])
+        if any("adapter" in s for s in starting):
+            plan.starts.adapters = u32([s.get("adapter", 0) for s in starting])
     if has_state:
         saves = [(at, *save) for at, r in enumerate(rows) for save in r["saves"]]
         plan.saves = u32([number for save in saves for number in save])

@@ -1,6 +1,7 @@
 """Runs an engine in the test's own process, plan by plan, and keeps the logits it computed."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from client import DEVICE, Numbering, make_plan, masks_of
 from penstock import quantization
+from penstock.adapters import read
 from penstock.engine import draft_model
 from penstock.engine.drafter import Drafter
 from penstock.engine.engine import Engine
@@ -52,8 +54,9 @@ class Driver:
         drafter: Drafter | None = None,
         packed_cache: PackedCache | None = None,
         cache_dtype: str = "auto",
+        adapters: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`draft_states`: None: as many as there are drafts in a step. `draft`: the folder of a draft model; `drafter`: what else makes drafts."""
+        """`adapters`: names and folders. `draft_states`: None: as many as there are drafts in a step. `draft`: the folder of a draft model; `drafter`: what else makes drafts."""
         config = quantization.with_what_is_beside(json.loads((folder / "config.json").read_text()), folder)
         self.engine = Engine(
             config,
@@ -67,6 +70,7 @@ class Driver:
             quantize_head=quantize_head,
             packed_cache=packed_cache,
             cache_dtype=cache_dtype,
+            adapters=[read(name, Path(at)) for name, at in adapters],
         )
         if draft is not None:
             drafter = draft_model.load(
@@ -103,6 +107,7 @@ class Driver:
                 if draft_states is None
                 else draft_states,
                 has_drafter=drafter is not None,
+                adapters=len(adapters),
                 draft_trees=self.engine.verifies_trees,
             )
         )

@@ -54,6 +54,7 @@ def starts(*rows: dict[str, Any]) -> Starts:
         watermark_greens=np.array([row.get("greens", VOCABULARY // 2) for row in rows], np.uint32),
         encoder_counts=np.zeros(0, np.uint32),
         state_sources=np.zeros(0, np.uint32),
+        adapters=np.zeros(0, np.uint32),
     )
 
 

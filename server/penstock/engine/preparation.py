@@ -368,6 +368,10 @@ def _step_bytes(
             longest,
             max_step_drafts,
         )
+        if engine.adapters:
+            from penstock.models import adapted_models
+
+            needed += adapted_models.step_bytes(engine.model, min(max_step_tokens, max_slots * longest))
         return needed + _written_out_bytes(engine)
     rows = max(max_slots + max_step_drafts, PROMPT_LOGITS_AT_ONCE)
     # Logits, and what sampling makes of them in four steps.

@@ -10,7 +10,7 @@ from penstock.adapters import Adapter
 from penstock.errors import UnusableModel
 from penstock.layers.linear import AdaptedRows, LowRank
 from penstock.models.adapters_recorder import add_adapters
-from penstock.models.adapting import FLAG, Change, changes, matrices
+from penstock.models.adapting import FLAG, Later, changes, matrices
 from penstock.models.decoder import Decoder
 from penstock.models.model import Model
 from penstock.models.native import NativeDecoder, tell
@@ -39,16 +39,30 @@ def adapt(
         tell(f"adapters: {names}")
 
 
-def _give(decoder: Decoder, found: Sequence[Change | None]) -> None:
+def step_bytes(model: Model, tokens: int) -> int:
+    """What steps of so many tokens take more than without adapters, where torch runs them: what those that have one read, side by side, and what is
+    added to their products. The CPU engine's program says it of itself.
+    """
+    if not isinstance(model, Decoder):
+        return 0
+    numbers = 0
+    for linear in matrices(model):
+        if linear.adapted is not None:
+            _, outputs, rank = linear.adapted.b_KOR.shape
+            numbers = max(numbers, linear.inputs + outputs + rank)
+    return numbers * tokens * model.weights()[0].element_size()
+
+
+def _give(decoder: Decoder, found: Sequence[Later | None]) -> None:
     """To a decoder that torch runs."""
     rows = decoder.adapted_rows = AdaptedRows()
-    like = decoder.weights()[0]
     for linear, change in zip(matrices(decoder), found, strict=True):
         if change is None:
             continue
+        made, like = change(), linear.weight_OI
         a_KRI, b_KOR = (
             tensors.in_torch(tensors.of(numbers, tensors.float32), like.device).to(like.dtype)
-            for numbers in (change.a_KRI, change.b_KOR)
+            for numbers in (made.a_KRI, made.b_KOR)
         )
         linear.adapted = LowRank(a_KRI, b_KOR, rows)
         linear.adapted.tile = linear.tile

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.models.adapting import Change
+from penstock.models.adapting import Change, Later
 from penstock.models.packing import aligned_halves, one_matrix, packed
 from penstock_kernels import tensors, tiles
 from penstock_kernels.program import (
@@ -22,7 +22,7 @@ from penstock_kernels.program import (
 from penstock_kernels.tensors import host
 
 
-def add_adapters(program: Program, changes: Sequence[Change | None], instruction_set: str) -> None:
+def add_adapters(program: Program, changes: Sequence[Later | None], instruction_set: str) -> None:
     """`changes`: of each of the model's matrices, by its number in the program's products."""
     body: list[Operation] = []
     added = set()
@@ -30,7 +30,7 @@ def add_adapters(program: Program, changes: Sequence[Change | None], instruction
         change = changes[operation.matrix] if operation.matrix >= 0 else None
         if change is not None:
             assert operation.kind == Kind.LINEAR and operation.second < 0
-            body += _adapt(program, operation, change, instruction_set)
+            body += _adapt(program, operation, change(), instruction_set)
             added.add(operation.matrix)
         body.append(operation)
     missing = {number for number, change in enumerate(changes) if change is not None} - added

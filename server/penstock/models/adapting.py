@@ -8,8 +8,9 @@ Asked by the engine once the model is loaded. In numpy; must not import torch. L
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.model_files import listed
 from penstock.models import recipes
+from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder, Experts, FeedForward
 from penstock.models.packing import matrices_of
-from penstock.parallel.group import TensorGroup
+from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import tensors
 from penstock_kernels.program import TILE_INPUTS, rounded_up
 from penstock_kernels.tensors import Dtype, Tensor
@@ -35,7 +37,20 @@ I64 = npt.NDArray[np.int64]
 FLAG = "--lora-adapters"
 # In front of a layer's number a module's path has these names alone, or what it leads to is no part of the text's layers.
 TEXT = frozenset(
-    "model language_model text_model transformer decoder backbone gpt_neox layers h blocks thinker llm".split()
+    [
+        "model",
+        "language_model",
+        "text_model",
+        "transformer",
+        "decoder",
+        "backbone",
+        "gpt_neox",
+        "layers",
+        "h",
+        "blocks",
+        "thinker",
+        "llm",
+    ]
 )
 
 
@@ -45,6 +60,9 @@ class Change:
 
     a_KRI: F32
     b_KOR: F32
+
+
+Later = Callable[[], Change]
 
 
 def matrices(decoder: Decoder) -> Iterator[Linear]:
@@ -67,30 +85,57 @@ def number_matrices(decoder: Decoder) -> None:
 
 def changes(
     adapters: Sequence[Adapter], config: dict[str, Any], folder: Path, group: TensorGroup, trusted: bool
-) -> list[Change | None]:
-    """Of each of the `matrices` of a rank's part of the model. Raises UnusableModel where an adapter changes what cannot be changed, or is
-    of another shape than the model.
+) -> list[Later | None]:
+    """Of each of the `matrices` of a rank's part of the model how to make what adapters change of it, one after the other: all at once would be
+    several times as large as the adapters are. None: nothing. Raises UnusableModel where an adapter changes what cannot be changed, or is of
+    another shape than the model.
     """
+    found = _held(config, folder, group, trusted)
+    shape = recipes.read_config(config)
+    assert isinstance(shape, DecoderConfig), "asked of decoders"
+    elsewhere = set(range(shape.num_layers)) - set(shape.layers_of(group))
+    modules = {source.module for held in found if held is not None for source in held.tensors()}
+    of_adapters = [_by_module(adapter, modules, elsewhere) for adapter in adapters]
+    return [None if held is None else held.change(adapters, of_adapters) for held in found]
+
+
+def adaptable(config: dict[str, Any], folder: Path) -> dict[str, tuple[int, int]]:
+    """The modules of a model that adapters may change, by the checkpoint's names, and of each its outputs and inputs."""
+    held = [one for one in _held(config, folder, ALONE, False) if one is not None]
+    return {source.module: (source.outputs, source.inputs) for one in held for source in one.tensors()}
+
+
+def _held(config: dict[str, Any], folder: Path, group: TensorGroup, trusted: bool) -> "list[_Held | None]":
     with _Numbered(folder, trusted) as checkpoint:
         decoder = recipes.load_from(config, checkpoint, group)
         assert isinstance(decoder, Decoder), "asked of decoders"
         found = [_Held.of(linear, checkpoint) for linear in matrices(decoder)]
-    modules = {module for held in found if held is not None for module in held.modules()}
-    of_adapters = [_by_module(adapter, modules, checkpoint.elsewhere) for adapter in adapters]
-    return [None if held is None else held.change(adapters, of_adapters) for held in found]
+    # A tensor of which something else reads a part is not changed: that part would not be.
+    seen: dict[int, list[I64]] = {}
+    for held in found:
+        for number, _, rows, _ in held.sources if held is not None else ():
+            seen.setdefault(number, []).append(rows)
+    changed = set(checkpoint.read_otherwise)
+    for number, source in enumerate(checkpoint.sources):
+        rows = np.unique(np.concatenate(seen.get(number, [np.zeros(0, np.int64)])))
+        if len(rows) < source.rows:
+            changed.add(source.module)
+    return [None if held is None else held.without(changed) for held in found]
 
 
-def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[str]) -> dict[str, Pair]:
+def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[int]) -> dict[str, Pair]:
     """The adapter's pairs by the names of the checkpoint. Its own are those of the classes that it was trained with, which may stand below
-    other names than in the files. `elsewhere`: what other stages hold.
+    other names than in the files. `elsewhere`: layers of other stages.
     """
     of_tails: dict[str, str] = {_tail(module): module for module in modules}
     made, unknown = {}, []
     for name, pair in adapter.pairs.items():
-        module = name if name in modules else of_tails.get(_tail(name), "")
+        tail = _tail(name)
+        module = name if name in modules else of_tails.get(tail, "")
+        number = tail.partition(".")[0]
         if module:
             made[module] = pair
-        elif _tail(name) not in elsewhere:
+        elif tail == name or not number.isdecimal() or int(number) not in elsewhere:
             unknown.append(name)
     if unknown:
         raise UnusableModel(
@@ -126,6 +171,7 @@ class _Source:
     module: str
     outputs: int
     inputs: int
+    rows: int  # that were taken
     columns: I64
 
 
@@ -134,13 +180,13 @@ class _Held:
     """Rows of a matrix: of tensors, each at a place among the matrix' rows."""
 
     outputs: int
-    sources: list[tuple[_Source, I64, I64]]  # with its rows, and where they are
+    sources: list[tuple[int, _Source, I64, I64]]  # its number, itself, its rows, and where they are
 
     @classmethod
     def of(cls, linear: Linear, checkpoint: "_Numbered") -> "_Held | None":
         """None: its numbers are not those of the files, or not by whole rows."""
         weight = linear.weight_OI
-        if weight.is_rehearsed or weight.dtype != tensors.int64:
+        if tensors.is_rehearsed(weight) or weight.dtype != tensors.int64:
             return None
         whole_OI = tensors.host(weight)
         numbers_O: I64 = np.ascontiguousarray(whole_OI[:, 0])
@@ -161,29 +207,42 @@ class _Held:
             source = checkpoint.sources[tensor]
             if len(source.columns) != whole_OI.shape[1] or int(rows.max()) >= source.outputs:
                 return None
-            found.append((source, rows, places))
+            found.append((tensor, source, rows, places))
         return cls(len(numbers_O), found)
 
-    def modules(self) -> Iterator[str]:
+    def tensors(self) -> Iterator[_Source]:
         """Those whose rows it holds."""
-        return (source.module for source, _, _ in self.sources)
+        return (source for _, source, _, _ in self.sources)
 
-    def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Change | None:
+    def without(self, modules: set[str]) -> "_Held":
+        """Without tensors of these."""
+        return _Held(self.outputs, [one for one in self.sources if one[1].module not in modules])
+
+    def change(self, adapters: Sequence[Adapter], of_adapters: list[dict[str, Pair]]) -> Later | None:
         """None: no adapter changes it."""
-        pairs = [
-            [(pair, *held) for held in self.sources if (pair := by_module.get(held[0].module)) is not None]
+        changing = [
+            [
+                (by_module[source.module], source, rows, places)
+                for _, source, rows, places in self.sources
+                if source.module in by_module
+            ]
             for by_module in of_adapters
         ]
-        rank = max((sum(pair.rank for pair, *_ in some) for some in pairs), default=0)
+        rank = max((sum(pair.rank for pair, _, _, _ in some) for some in changing), default=0)
         if rank == 0:
             return None
-        inputs = len(self.sources[0][0].columns)
-        a_KRI = np.zeros((len(pairs), rounded_up(rank, TILE_INPUTS), inputs), np.float32)
-        b_KOR = np.zeros((len(pairs), self.outputs, a_KRI.shape[1]), np.float32)
-        for adapter, a_RI, b_OR, some in zip(adapters, a_KRI, b_KOR, pairs, strict=True):
+        for adapter, some in zip(adapters, changing, strict=True):
+            for pair, source, _, _ in some:
+                _check_shape(adapter, source, pair)
+        return partial(self._made, changing, rounded_up(rank, TILE_INPUTS))
+
+    def _made(self, changing: list[list[tuple[Pair, _Source, I64, I64]]], rank: int) -> Change:
+        inputs = len(self.sources[0][1].columns)
+        a_KRI = np.zeros((len(changing), rank, inputs), np.float32)
+        b_KOR = np.zeros((len(changing), self.outputs, rank), np.float32)
+        for a_RI, b_OR, some in zip(a_KRI, b_KOR, changing, strict=True):
             begin = 0
             for pair, source, rows, places in some:
-                _check_shape(adapter, source, pair)
                 end = begin + pair.rank
                 a_RI[begin:end] = pair.a_RI[:, source.columns]
                 b_OR[places, begin:end] = pair.b_OR[rows]
@@ -206,8 +265,8 @@ class _Numbered(Checkpoint):
     def __init__(self, folder: Path, trusted: bool) -> None:
         super().__init__(folder, tensors.bfloat16, trusted)
         self.sources: list[_Source] = []
-        self.elsewhere: set[str] = set()
-        """What other ranks hold."""
+        self.read_otherwise: set[str] = set()
+        """Modules whose tensors are not in a matrix alone."""
 
     def new(self, shape: tuple[int, ...], dtype: Dtype | None = None) -> Tensor:
         """See Checkpoint: of a matrix a number for each row."""
@@ -225,16 +284,21 @@ class _Numbered(Checkpoint):
         columns: list[slice] | None = None,
     ) -> None:
         """See Checkpoint."""
-        if into.is_rehearsed:
+        if tensors.is_rehearsed(into):
+            self.read_otherwise.add(name.removesuffix(".weight"))
             return super().fill(into, name, shape, rows, columns)
         if not self._accepts(name, shape, self.dtype):
             return None
-        numbers, taken = tensors.host(into), [_taken(*one) for one in zip(shape, (rows, columns), strict=True)]
+        numbers, taken = (
+            tensors.host(into),
+            [_taken(*one) for one in zip(shape, (rows, columns), strict=True)],
+        )
         # Of a matrix that is stored the other way round a column is one number.
         if numbers.strides[0] == 0:
             numbers, taken, shape = numbers.T, taken[::-1], shape[::-1]
         numbers[:, 0] = _numbers(len(self.sources), taken[0])
-        self.sources.append(_Source(name.removesuffix(".weight"), *shape, taken[1]))
+        outputs, inputs = shape
+        self.sources.append(_Source(name.removesuffix(".weight"), outputs, inputs, len(taken[0]), taken[1]))
         return None
 
 

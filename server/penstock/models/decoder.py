@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import penstock_kernels as ops
-from penstock.layers.linear import Embedding, Linear
+from penstock.layers.linear import AdaptedRows, Embedding, Linear
 from penstock.layers.module import Module, TiledModule
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.compressed_attention import CompressedAttention
