@@ -364,10 +364,10 @@ def test_patterns_match_as_pythons_expressions_do(pattern: str, ends: str, name:
 
 def test_no_pattern_takes_long() -> None:
     """The longest ones, of a kind that a search that goes back takes years for."""
-    began = time.monotonic()
+    began = time.thread_time()
     for one in (".*a" * 170, "(a|aa)*" * 70, "[a.]+" * 100):
         assert not NamePattern(one + "b").matches("a." * 256)
-    assert time.monotonic() - began < 20
+    assert time.thread_time() - began < 20
 
 
 @pytest.mark.parametrize(
