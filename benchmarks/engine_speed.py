@@ -55,8 +55,14 @@ def prepared_engine(folder: Path, dtype: torch.dtype, longest: int, **options: A
     return engine
 
 
-def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> Generate:
-    """Generates on such an engine."""
+def penstock(
+    folder: Path,
+    dtype: torch.dtype,
+    longest: int,
+    adapters_of: Callable[[int], list[int]] | None = None,
+    **options: Any,
+) -> Generate:
+    """Generates on such an engine. `adapters_of`: of so many rows their adapters, counted from 1."""
     threads = torch.get_num_threads()
     engine = prepared_engine(folder, dtype, longest, **options)
     # As a worker does: torch only samples then.
@@ -74,6 +80,8 @@ def penstock(folder: Path, dtype: torch.dtype, longest: int, **options: Any) -> 
         starts = greedy_starts(rows)
         if engine.states is not None:
             starts = replace(starts, state_sources=np.full(rows, NO_SNAPSHOT, np.uint32))
+        if adapters_of is not None:
+            starts = replace(starts, adapters=np.array(adapters_of(rows), np.uint32))
         engine.step(
             Plan(1, none, slots, np.full(rows, START | SAMPLE, np.uint8), np.zeros(rows, np.int64),
                  np.full(rows, length), np.array(prompts, np.uint32).reshape(-1), np.full(rows, each),
