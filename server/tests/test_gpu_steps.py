@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import checkpoints
+from adapted import adapter
 from client import DEVICE, row
 from driver import Driver
 from penstock.engine import device_pages, step_graphs
@@ -202,6 +203,25 @@ def test_steps_give_what_they_give_without_a_gpu(
     compare(ours, plain, [row(0, long, 0, list(range(36)), start={})], released=[3])
     compare(ours, plain, [row(0, None, len(long))])
     assert counter.decodes == 17 and counter.mixed == 4
+
+
+def test_a_step_with_an_adapter_is_launched_and_others_are_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_gpu: Callable[..., Driver]
+) -> None:
+    folder = checkpoints.write(tmp_path / "model", checkpoints.config(**MODELS["plain"]))
+    mine, _ = adapter(tmp_path / "mine", folder, rank=4, seed=0)
+    options = {**OPTIONS, "adapters": [("mine", str(mine))]}
+    ours, plain = as_on_gpu(folder, **options), without(monkeypatch, folder, **options)
+    counter = Counter(ours)
+    text = prompt(np.random.default_rng(5), 9)
+    compare(ours, plain, [row(s, text, 0, [2 * s, 2 * s + 1], start={"adapter": s}) for s in (0, 1)])
+    for position in (9, 10):
+        compare(ours, plain, [row(0, None, position), row(1, None, position)])
+    assert counter.decodes == counter.mixed == 0
+    compare(ours, plain, [row(0, None, 11)])
+    compare(ours, plain, [row(1, None, 11)])
+    compare(ours, plain, [row(0, None, 12)], released=[1])
+    assert counter.decodes == 2 and counter.mixed == 0
 
 
 def test_tokens_of_decodes_are_chosen_in_graphs(

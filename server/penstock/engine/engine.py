@@ -226,8 +226,7 @@ class Engine:
         self.model.serve_up_to(limits.max_sequence_tokens)
         where = (self.cache.zero_row, self.dtype, self.device, self.deterministic)
         self.step_maker = backend.make_step_maker(self.model, self.slots, len(self._logits_SV), *where)
-        # What is recorded has no place for adapters yet.
-        if self.device.type == "cuda" and group.everyone.size == 1 and not self.adapters:
+        if self.device.type == "cuda" and group.everyone.size == 1:
             place = 0 if self.states is None else self.states.spare_place
             given = (self.arrays, self.last_sampled, self._logits_SV, place)
             self.graphs = backend.make_graphs(self.model, self.layer_caches, self.step_maker, *given)
@@ -371,7 +370,10 @@ class Engine:
         if self.drafter is not None:
             draft_ns = self._add_drafts(plan, self.drafter)
         logits_SV = None
-        replayed = None if self.graphs is None else self.graphs.run(plan)
+        replayed = None
+        # What is recorded is of tokens without an adapter.
+        if self.graphs is not None and not (self.adapters and self.slots.adapters[plan.slots].any()):
+            replayed = self.graphs.run(plan)
         if replayed is not None:
             prepared = time.perf_counter_ns()
             indices, ids_T, hidden_TE = replayed.indices, replayed.ids_T, replayed.hidden_TE
