@@ -191,6 +191,7 @@ impl GenerationParams {
             prompt_logprobs: false,
             grammar: None,
             grammar_is_optional: false,
+            adapter: None,
             user: self.user.clone(),
             cache_salt: self.cache_salt.clone(),
             priority: self.priority,

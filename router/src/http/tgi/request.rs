@@ -116,6 +116,7 @@ impl GenerateRequest {
             prompt_logprobs,
             grammar: constraints::grammar_request(p)?,
             grammar_is_optional: false,
+            adapter: None,
             user: None,
             cache_salt: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned),
             priority: p.priority()?,
