@@ -222,7 +222,8 @@ pub fn request_ended(ended: &Ended) {
     counter!("penstock_cached_prompt_tokens").increment(ended.cached_tokens);
     let key = || metrics::SharedString::from(ended.key.clone());
     counter!("penstock_key_requests", "key" => key(), "outcome" => outcome).increment(1);
-    for adapter in ended.adapters {
+    let adapters = if ended.adapters.is_empty() { &["none"] } else { ended.adapters };
+    for adapter in adapters {
         let adapter = metrics::SharedString::from((*adapter).to_owned());
         counter!("penstock_adapter_requests", "adapter" => adapter, "outcome" => outcome).increment(1);
     }
@@ -304,7 +305,7 @@ fn describe() {
     describe_counter!("penstock_cached_prompt_tokens", "Those of them found in the prefix cache");
     describe_counter!("penstock_generated_tokens", "Tokens generated for requests");
     describe_counter!("penstock_key_requests", "Requests that have ended, by the name of their key");
-    describe_counter!("penstock_adapter_requests", "Requests with an adapter that have ended, by its name");
+    describe_counter!("penstock_adapter_requests", "Requests that have ended, by the name of their adapter");
     describe_counter!("penstock_key_tokens", "Tokens of requests that have ended, by the name of their key");
     describe_counter!("penstock_errors", "Errors sent to clients, on all routes, by type");
     describe_counter!("penstock_http_requests", "Answers on all routes, by route and status");

@@ -185,3 +185,25 @@ async fn an_adapter_with_the_models_name_ends_the_start() {
         served.running.await.expect("no panic").expect_err("which one a request asks for is not clear");
     assert!(error.to_string().contains("--lora-adapters: test/model is the served model's name"), "{error}");
 }
+
+/// No other test has an adapter of this name: the metrics are the process's.
+#[tokio::test]
+async fn requests_are_counted_by_adapter() {
+    let setup = Setup::default();
+    let mock = MockConfig { adapters: vec!["counted".into()], ..setup.mock };
+    let served = Served::ready(Setup { mock, ..setup }).await;
+    for _ in 0..2 {
+        generated(&served, json!("counted")).await;
+    }
+    let line = "penstock_adapter_requests{adapter=\"counted\",outcome=\"success\"} 2";
+    let began = std::time::Instant::now();
+    loop {
+        let metrics = served.get("/metrics").await;
+        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        if text.contains(line) {
+            assert!(text.contains("# HELP penstock_adapter_requests "));
+            return;
+        }
+        assert!(began.elapsed() < crate::served::DEADLINE, "{text}");
+    }
+}

@@ -77,11 +77,16 @@ fn choices_of_one_adapter_are_copied_from_and_those_of_others_are_not() {
 fn who_starts_again_names_its_adapter_again() {
     // So few pages that they preempt each other.
     let mut harness = Harness::new(with_adapters(tiny()), 4, 64);
-    for number in [Some(1), Some(2), None] {
-        harness.submit(with(number, &prompt(), 50));
-    }
-    harness.crash_now_and_then();
+    let submit = |harness: &mut Harness| {
+        for number in [Some(1), Some(2), None] {
+            harness.submit(with(number, &prompt(), 50));
+        }
+    };
+    submit(&mut harness);
+    harness.run_to_end();
     assert!(harness.core.counters.preemptions > 0);
+    submit(&mut harness);
+    harness.crash_now_and_then();
     harness.check_against_reference();
 }
 
