@@ -208,7 +208,7 @@ def test_vertex_honours_what_changes_the_text(address: wire.Address) -> None:
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 OPENAI_REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"adapter_id": "mine"}, "adapter_id", "merge it into the model's weights. Given: mine"),
+    ({"adapter_id": "mine"}, "adapter_id", "none is loaded, --lora-adapters loads some. Given: mine"),
     ({"suffix": "x"}, "suffix", "not supported"),
     ({"functions": [SCHEMA]}, "functions", "not supported yet"),
     (
@@ -263,7 +263,7 @@ def test_what_cannot_be_served_is_refused_by_name(
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"adapter_id": "mine"}, "`adapter_id` names no loaded adapter, and none can be loaded yet"),
+        ({"adapter_id": "mine"}, "`adapter_id` names no loaded adapter: none is loaded"),
         ({"grammar": {"type": "regex"}}, "`grammar.value` must be a string"),
         ({"grammar": {"type": "text"}}, "`grammar.type` must be one of"),
         ({"watermark": "yes"}, "`watermark` must be true or false"),

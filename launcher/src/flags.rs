@@ -16,7 +16,7 @@ use penstock_router::limits::check_flags;
 use crate::environment::Environment;
 use crate::log::{self, LogArgs};
 use crate::remote::{self, RemoteArgs};
-use crate::{tgi_flags, usage_errors};
+use crate::{adapters, tgi_flags, usage_errors};
 
 #[derive(Parser, Clone, Debug)]
 #[command(
@@ -71,6 +71,10 @@ pub struct ModelArgs {
     /// Branch, tag or commit of that model on the hub
     #[arg(long, env)]
     pub speculate_model_revision: Option<String>,
+    /// LoRA adapters that requests may choose, as peft saves them: `owner/name` or `owner/name@revision` on the hub, or
+    /// `NAME=FOLDER`, with commas between
+    #[arg(long, env)]
+    pub lora_adapters: Option<String>,
 }
 
 impl ModelArgs {
@@ -78,8 +82,14 @@ impl ModelArgs {
     pub fn of_draft_model(&self) -> Option<Self> {
         let model_id = Some(self.speculate_model.clone()?);
         let revision = self.speculate_model_revision.clone();
-        let nothing = Self { weights_cache_override: None, speculate_model: None, ..self.clone() };
+        let nothing =
+            Self { weights_cache_override: None, speculate_model: None, lora_adapters: None, ..self.clone() };
         Some(Self { model_id, revision, speculate_model_revision: None, ..nothing })
+    }
+
+    /// The adapters that are asked for, and a warning for what has no effect.
+    pub fn adapters(&self) -> Result<(Vec<adapters::Named>, Vec<String>), String> {
+        adapters::parse(self.lora_adapters.as_deref().unwrap_or_default())
     }
 }
 
@@ -335,6 +345,11 @@ fn check(cli: &Cli) -> Result<Vec<String>, String> {
     if cli.model.speculate_model.is_some() && !cli.remote.worker_address.is_empty() {
         return Err("--speculate-model is said to `penstock worker`, which holds both models, and not beside --worker-address".into());
     }
+    if cli.model.lora_adapters.as_deref().is_some_and(|list| !list.is_empty())
+        && !cli.remote.worker_address.is_empty()
+    {
+        return Err("--lora-adapters is said to `penstock worker`, which holds the adapters, and not beside --worker-address".into());
+    }
     check_flags(router).map_err(|error| error.to_string())?;
     let guesses = router.speculate.map_or(cli.model.speculate_model.is_some(), |most| most > 0);
     if router.speculate_corpus_tokens > 0 && !guesses {
@@ -495,7 +510,7 @@ fn check_python(worker: &WorkerArgs) -> Result<(), String> {
 
 /// Answers a warning for each flag that has no effect.
 pub fn check_model(model: &ModelArgs) -> Result<Vec<String>, String> {
-    let mut warnings = Vec::new();
+    let (_, mut warnings) = model.adapters()?;
     if model.speculate_model.is_none() && model.speculate_model_revision.is_some() {
         return Err("--speculate-model-revision needs --speculate-model".into());
     }
@@ -637,6 +652,9 @@ mod tests {
             ("--speculate-model a/b --num-shard 2", "--num-shard"),
             ("--speculate-model a/b --pipeline-parallel 2", "--speculate-model"),
             ("--speculate-model a/b --worker-address tcp:localhost:9000", "--worker-address"),
+            ("--lora-adapters a=b=c", "--lora-adapters"),
+            ("--lora-adapters a/b,a/b", "--lora-adapters"),
+            ("--lora-adapters a/b --worker-address tcp:localhost:9000", "--worker-address"),
             ("--quantize exl2", "--quantize"),
             ("--quantize int4-g16", "groups of so many inputs"),
             ("--quantize int8-zp", "--quantize"),

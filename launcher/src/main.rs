@@ -1,6 +1,7 @@
 //! The `penstock` command: parses flags, gets the model, starts the workers, runs the router in this
 //! process, and supervises both. Read `serve` first.
 
+mod adapters;
 mod child;
 mod child_spawner;
 mod contradictions;
@@ -42,6 +43,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::adapters::Adapter;
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
 use crate::flags::{Cli, ModelArgs, WorkerArgs, of_draft_model};
@@ -166,6 +168,8 @@ async fn serve(
     let draft = cli.model.of_draft_model();
     let named_draft =
         draft.as_ref().map(|draft| Named::read(draft, weights)).transpose().map_err(of_draft_model)?;
+    let (named_adapters, _) = cli.model.adapters()?;
+    adapters::check_names(&named_adapters, &named.id(&cli.model))?;
     let stages = cli.worker.pipeline_parallel;
     let (num_shard, counted) = match endpoints.len() as u32 {
         0 => shards::count(&cli.worker, &environment.devices, report::gpus()).await?,
@@ -204,6 +208,7 @@ async fn serve(
         pipeline_parallel: stages,
     };
     let downloads = [Some(&named), named_draft.as_ref()].into_iter().flatten().find_map(Named::on_hub);
+    let downloads = downloads.or(named_adapters.iter().find_map(adapters::Named::on_hub));
     let under_way = downloads.map_or("starting".into(), |id| format!("downloading {id}"));
     let (health, mut seen) = watch::channel(Health::Starting(under_way));
     let local = OnceLock::new();
@@ -220,6 +225,15 @@ async fn serve(
             }
             None => None,
         };
+        let adapters = adapters::obtain(
+            &named_adapters,
+            &cli.model,
+            &interpreter,
+            &spawner,
+            &environment,
+            show_progress,
+        )
+        .await?;
         contradictions::check_model(&model.folder, &cli, num_shard)?;
         let cache = cli.model.huggingface_hub_cache.as_deref();
         let tokenizer =
@@ -237,6 +251,7 @@ async fn serve(
                 arguments: worker_arguments(
                     &model.folder,
                     draft_model.as_ref().map(|model| model.folder.as_path()),
+                    &adapters,
                     &cli.model,
                     &cli.worker,
                     share,
@@ -249,7 +264,8 @@ async fn serve(
                 secrets: environment.secrets.clone(),
                 load_timeout,
                 weight_bytes: model::weight_bytes(&model.folder)
-                    + draft_model.as_ref().map_or(0, |model| model::weight_bytes(&model.folder)),
+                    + draft_model.as_ref().map_or(0, |model| model::weight_bytes(&model.folder))
+                    + adapters.iter().map(|adapter| model::weight_bytes(&adapter.folder)).sum::<u64>(),
             };
             let sockets = SocketFolder::make(&environment.runtime_dir)?;
             let workers = Arc::new(Workers::start(command, spawner.clone(), sockets).await?);
@@ -283,6 +299,7 @@ async fn serve(
 fn worker_arguments(
     folder: &Path,
     draft_folder: Option<&Path>,
+    adapters: &[Adapter],
     model: &ModelArgs,
     worker: &WorkerArgs,
     cores: u32,
@@ -314,6 +331,11 @@ fn worker_arguments(
     }
     if let Some(folder) = draft_folder {
         arguments.extend(["--draft-model-dir".into(), folder.into()]);
+    }
+    for Adapter { name, folder } in adapters {
+        let mut pair = OsString::from(format!("{name}="));
+        pair.push(folder);
+        arguments.extend(["--lora-adapters".into(), pair]);
     }
     if worker.quantize_head {
         arguments.push("--quantize-head".into());

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use tokio::process::Command;
 use tracing::info;
 
+use crate::adapters;
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
 use crate::flags::{ModelArgs, WorkerArgs, cache_dtype_name, quantization_name};
@@ -27,8 +28,8 @@ const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
 
 /// What leads to weights in safetensors files: the only file, or the index of several.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
-const ADAPTER: &str = "adapter_config.json";
-const MERGE: &str = "merge it into its base model (merge_and_unload of peft) and serve that";
+/// What becomes of an adapter alone.
+const LOAD: &str = "serve its base model, and load it beside that with --lora-adapters NAME=FOLDER";
 
 /// What `--model-id` stands for.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,7 +108,7 @@ impl Named {
 }
 
 /// `owner/name` or `name`, of letters, digits, '-', '_' and '.', 96 characters at most: the hub's own rule.
-fn is_hub_id(id: &str) -> bool {
+pub fn is_hub_id(id: &str) -> bool {
     let word = |word: &str| {
         !word.is_empty()
             && !word.starts_with(['.', '-'])
@@ -145,7 +146,7 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
         }
     }
     // Beside an adapter's file none of another name is the model's.
-    let only_adapter = has(ADAPTER) && !WEIGHTS.into_iter().any(has);
+    let only_adapter = has(adapters::CONFIG) && !WEIGHTS.into_iter().any(has);
     if (any(".safetensors").is_some() && !only_adapter) || weights == Weights::Elsewhere {
         return Ok(());
     }
@@ -161,9 +162,10 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     }
     if only_adapter {
         return Err(format!(
-            "--model-id: the folder {shown} has no weights but an adapter's ({ADAPTER}; no {} and no {}), which is not loaded: \
-             {MERGE}",
-            WEIGHTS[0], WEIGHTS[1]
+            "--model-id: the folder {shown} has no weights but an adapter's ({}; no {} and no {}): {LOAD}",
+            adapters::CONFIG,
+            WEIGHTS[0],
+            WEIGHTS[1]
         ));
     }
     match [".bin", ".pt", ".pth", ".gguf"].into_iter().find_map(any) {
@@ -177,8 +179,8 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
 
 /// What the files of a model without a config.json are, and the way out; in `loading/model_files.py` of what is on the hub.
 fn why_no_config(names: &[String]) -> String {
-    if names.iter().any(|name| name == ADAPTER) {
-        return format!("; it is an adapter ({ADAPTER}), which is not loaded: {MERGE}");
+    if names.iter().any(|name| name == adapters::CONFIG) {
+        return format!("; it is an adapter ({}): {LOAD}", adapters::CONFIG);
     }
     if names.iter().any(|name| name.ends_with(".gguf")) {
         return "; GGUF files are not read: serve the model's safetensors files".into();
@@ -252,13 +254,18 @@ pub async fn obtain(
         }
         Named::Hub(_) => {
             let mut command = hub_command(&id, wanted, interpreter, environment);
-            if show_progress {
-                command.arg("--progress-bar").stderr(Stdio::inherit());
-            } else {
-                command.stderr(Stdio::piped());
-            }
+            shows(&mut command, show_progress);
             download(id, command, wanted, interpreter, spawner).await
         }
+    }
+}
+
+/// A bar on standard error, or what libraries print there in the log.
+fn shows(command: &mut Command, progress: bool) {
+    if progress {
+        command.arg("--progress-bar").stderr(Stdio::inherit());
+    } else {
+        command.stderr(Stdio::piped());
     }
 }
 
@@ -273,17 +280,8 @@ enum Outcome {
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
 fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Environment) -> Command {
     let (args, worker) = (wanted.args, wanted.worker);
-    let mut command = Command::from(python::module(interpreter, "penstock.download"));
-    command.arg(id).arg("--for-this-machine");
-    if let Some(revision) = &args.revision {
-        command.args(["--revision", revision]);
-    }
-    if let Some(cache) = &args.huggingface_hub_cache {
-        command.arg("--cache-dir").arg(cache);
-    }
-    if args.trust_remote_code {
-        command.arg("--trust-remote-code");
-    }
+    let mut command = download_command(id, args.revision.as_deref(), args, interpreter, environment);
+    command.arg("--for-this-machine");
     if wanted.num_shard > 1 {
         command.args(["--num-shard", &wanted.num_shard.to_string()]);
     }
@@ -327,6 +325,41 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
             command.args(["--max-batch-prefill-tokens", &tokens.to_string()]);
         }
     }
+    command
+}
+
+/// The same of an adapter, which is small and brings no code.
+pub fn adapter_command(
+    id: &str,
+    revision: Option<&str>,
+    args: &ModelArgs,
+    interpreter: &Path,
+    environment: &Environment,
+) -> Command {
+    let mut command = download_command(id, revision, args, interpreter, environment);
+    command.arg("--adapter");
+    command
+}
+
+/// What both are told.
+fn download_command(
+    id: &str,
+    revision: Option<&str>,
+    args: &ModelArgs,
+    interpreter: &Path,
+    environment: &Environment,
+) -> Command {
+    let mut command = Command::from(python::module(interpreter, "penstock.download"));
+    command.arg(id);
+    if let Some(revision) = revision {
+        command.args(["--revision", revision]);
+    }
+    if let Some(cache) = &args.huggingface_hub_cache {
+        command.arg("--cache-dir").arg(cache);
+    }
+    if args.trust_remote_code {
+        command.arg("--trust-remote-code");
+    }
     for secret in environment.secrets_beside_the_hubs() {
         command.env_remove(secret);
     }
@@ -334,6 +367,23 @@ fn hub_command(id: &str, wanted: &Wanted, interpreter: &Path, environment: &Envi
         command.env("HF_TOKEN", token);
     }
     command
+}
+
+/// The folder of an adapter on the hub.
+pub async fn download_adapter(
+    id: &str,
+    mut command: Command,
+    interpreter: &Path,
+    spawner: &ChildSpawner,
+    show_progress: bool,
+) -> Result<PathBuf, String> {
+    shows(&mut command, show_progress);
+    info!("looking up {id} on the hub");
+    match json_subprocess::run(command, interpreter, spawner).await? {
+        Ended::Answered(Outcome::Snapshot { folder, .. }) => Ok(folder),
+        Ended::Answered(Outcome::Failed(line)) => Err(line),
+        Ended::Silent(why) => Err(format!("the download of {id} ended with {why}")),
+    }
 }
 
 async fn download(
@@ -382,6 +432,7 @@ mod tests {
                 trust_remote_code: false,
                 speculate_model: None,
                 speculate_model_revision: None,
+                lora_adapters: None,
             },
             Weights::Here,
         )
@@ -427,6 +478,30 @@ mod tests {
         }
         let quiet = ("HF_HUB_DISABLE_TELEMETRY".as_ref(), Some("1".as_ref()));
         assert!(command.as_std().get_envs().any(|variable| variable == quiet), "hf_xet reports downloads");
+    }
+
+    #[test]
+    fn an_adapter_is_fetched_with_the_hubs_flags_and_no_others() {
+        let line =
+            "penstock --model-id a/b --revision x --huggingface-hub-cache /cache --max-total-tokens 4096";
+        let (cli, _) = crate::flags::parse(line.split_whitespace().map(Into::into)).unwrap();
+        let words = |revision| {
+            let (python, environment) = (Path::new("python"), Environment::read());
+            let command = adapter_command("org/adapter", revision, &cli.model, python, &environment);
+            let words: Vec<_> =
+                command.as_std().get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
+            words.join(" ")
+        };
+        let fetched = words(Some("y"));
+        assert!(
+            fetched.ends_with("penstock.download org/adapter --revision y --cache-dir /cache --adapter"),
+            "{fetched}"
+        );
+        let fetched = words(None);
+        assert!(
+            fetched.ends_with("org/adapter --cache-dir /cache --adapter"),
+            "the model's revision is the model's: {fetched}"
+        );
     }
 
     #[test]
@@ -490,7 +565,7 @@ mod tests {
         for (files, says) in [
             (
                 &["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"][..],
-                "merge it into its base",
+                "load it beside that with --lora-adapters",
             ),
             (&["a-Q4_K_M.gguf", "README.md"], "GGUF files are not read: serve the model's safetensors"),
         ] {
@@ -505,7 +580,7 @@ mod tests {
         let files = ["config.json", "tokenizer.json", "adapter_config.json", "adapter_model.safetensors"];
         let line = check(folder(&files).path(), true, Weights::Here).unwrap_err();
         assert!(
-            line.contains("has no weights but an adapter's") && line.contains("merge_and_unload"),
+            line.contains("has no weights but an adapter's") && line.contains("--lora-adapters NAME=FOLDER"),
             "{line}"
         );
         assert_eq!(check(folder(&files).path(), true, Weights::Elsewhere), Ok(()));

@@ -36,7 +36,6 @@ const fn no_effect(name: &'static str, why: &'static str) -> Flag {
 }
 
 const FLAGS: &[Flag] = &[
-    not_yet("lora-adapters", EMPTY, "merge the adapter into the model's weights and serve the result"),
     not_yet("rope-scaling", EMPTY, AS_CONFIGURED),
     not_yet("rope-factor", EMPTY, AS_CONFIGURED),
     not_yet("ngrok", OFF, NO_TUNNEL),
@@ -118,7 +117,6 @@ mod tests {
         let line = checked(&["--ngrok-authtoken", "sesame"]).unwrap_err();
         assert!(line.starts_with("--ngrok-authtoken is not supported yet: "), "{line}");
         assert!(!line.contains("sesame"), "{line}");
-        assert!(checked(&["--lora-adapters=a/b"]).unwrap_err().contains("merge the adapter"));
         assert!(checked(&["--ngrok"]).is_err());
     }
 
@@ -144,9 +142,6 @@ mod tests {
 
     #[test]
     fn a_value_that_asks_for_nothing_passes_in_silence() {
-        assert_eq!(
-            checked(&["--rope-factor", "", "--lora-adapters", "", "--disable-custom-kernels", "False"]),
-            Ok(vec![])
-        );
+        assert_eq!(checked(&["--rope-factor", "", "--disable-custom-kernels", "False"]), Ok(vec![]));
     }
 }

@@ -50,8 +50,8 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["--ssl-keyfile", "--ssl-key-file"], "it is --tls-key here"),
     (&["--allowed-origins"], "it is --cors-allow-origin here"),
     (
-        &["--enable-lora", "--lora-modules", "--lora"],
-        "adapters cannot be loaded yet: merge them into the model's weights",
+        &["--enable-lora", "--lora-modules", "--lora-paths", "--lora"],
+        "adapters are named by --lora-adapters: owner/name on the hub, or NAME=FOLDER, with commas between",
     ),
 ];
 

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::adapters::{self, Adapter};
 use crate::child::Watched;
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
@@ -133,11 +134,12 @@ impl WorkerHost {
     }
 
     /// Of the worker process.
-    fn arguments(&self, folder: &Path, draft_folder: Option<&Path>) -> Vec<OsString> {
+    fn arguments(&self, folder: &Path, draft_folder: Option<&Path>, adapters: &[Adapter]) -> Vec<OsString> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
         let traces =
             self.otlp_endpoint.as_deref().map(|collector| (collector, self.otlp_service_name.as_str()));
-        let mut arguments = worker_arguments(folder, draft_folder, &self.model, &self.worker, cores, traces);
+        let mut arguments =
+            worker_arguments(folder, draft_folder, adapters, &self.model, &self.worker, cores, traces);
         arguments.extend(["--listen".into(), self.listen.to_string().into()]);
         for (flag, file) in
             [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key), ("--tls-ca", &self.tls_ca)]
@@ -208,6 +210,7 @@ async fn keep(
     let draft = host.model.of_draft_model();
     let named_draft =
         draft.as_ref().map(|draft| Named::read(draft, Weights::Here)).transpose().map_err(of_draft_model)?;
+    let (named_adapters, _) = host.model.adapters()?;
     let interpreter = python::find(host.worker.python.as_deref(), environment)?;
     let spawner = ChildSpawner::open().map_err(|error| format!("the system gives no threads: {error}"))?;
     info!("Penstock {}, a worker for {}", env!("CARGO_PKG_VERSION"), host.listen);
@@ -228,9 +231,12 @@ async fn keep(
         }
         None => None,
     };
+    let adapters =
+        adapters::obtain(&named_adapters, &host.model, &interpreter, &spawner, environment, show_progress)
+            .await?;
     info!("loading {} from {}", model.id, model.folder.display());
     let draft_folder = draft_model.as_ref().map(|model| model.folder.as_path());
-    let arguments = host.arguments(&model.folder, draft_folder);
+    let arguments = host.arguments(&model.folder, draft_folder, &adapters);
     let load_timeout = Duration::from_secs(host.worker.load_timeout);
     let mut restarts = RestartPolicy::default();
     loop {
@@ -314,7 +320,7 @@ mod tests {
         )
         .unwrap();
         assert!(warnings.is_empty(), "{warnings:?}");
-        let words = host.arguments(Path::new("/model"), None);
+        let words = host.arguments(Path::new("/model"), None, &[]);
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         assert_eq!(
             words.join(" "),
@@ -323,9 +329,15 @@ mod tests {
              --tls-ca a --rank 1 --world-size 2 --rendezvous tcp://gpu-0:29500/worker --stages 1"
         );
         let (host, _) = parsed("--listen unix:/socket --speculate-model small").unwrap();
-        let words = host.arguments(Path::new("/model"), Some(Path::new("/small")));
+        let words = host.arguments(Path::new("/model"), Some(Path::new("/small")), &[]);
         let at = words.iter().position(|word| word == "--draft-model-dir").unwrap();
         assert_eq!(words[at + 1], "/small");
+        let adapter = |name: &str, folder: &str| Adapter { name: name.into(), folder: folder.into() };
+        let adapters = [adapter("org/a", "/hub/a"), adapter("b", "/b")];
+        let words = host.arguments(Path::new("/model"), None, &adapters);
+        let given: Vec<_> =
+            words.windows(2).filter(|pair| pair[0] == "--lora-adapters").map(|pair| &pair[1]).collect();
+        assert_eq!(given, ["org/a=/hub/a", "b=/b"], "one flag for each, in their order");
     }
 
     #[test]

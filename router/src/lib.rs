@@ -253,6 +253,12 @@ async fn load(
                 model.device_name
             );
             starting(health, "warming up");
+            if model.adapters.iter().any(|adapter| adapter.name == config.model_id) {
+                let name = &config.model_id;
+                return Err(format!(
+                    "--lora-adapters: {name} is the served model's name: load the adapter as NAME=FOLDER"
+                ));
+            }
             prepare_limits(args, model).map_err(|error| error.0)
         });
         Ok::<_, RunError>(group.await?)

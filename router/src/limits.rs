@@ -1,6 +1,7 @@
 //! The limits of this server, derived from flags and the loaded model. Knows no HTTP; `http::request_fields` says
 //! which field of a request has which of them.
 
+use penstock_core::adapter::Adapters;
 use penstock_proto::ModelDescription;
 
 use crate::config::RouterArgs;
@@ -25,6 +26,8 @@ pub struct Limits {
     pub strict_requests: bool,
     /// The model reads images, of which none is served: `images`.
     pub images_left_out: bool,
+    /// What a request's adapter may be.
+    pub adapters: Adapters,
 }
 
 /// What a priority may be; the lower number goes first.
@@ -188,6 +191,7 @@ impl Limits {
             highest_priority: args.highest_priority,
             strict_requests: args.strict_requests,
             images_left_out: false,
+            adapters: Adapters::of(model).map_err(FlagError)?,
         })
     }
 

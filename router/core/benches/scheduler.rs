@@ -184,6 +184,7 @@ impl Load {
             top_tokens: 0,
             prompt_logprobs: false,
             constraint: None,
+            adapter: None,
             cache_namespace: Namespace::default(),
             tenant: Tenant::Key(self.submitted % 7),
             priority,

@@ -90,6 +90,7 @@ fn spec(salt: u32) -> SequenceSpec {
         top_tokens: 0,
         prompt_logprobs: false,
         constraint: None,
+        adapter: None,
         cache_namespace: Namespace::default(),
         tenant: Tenant::Anonymous,
         priority: Priority::default(),

@@ -304,6 +304,8 @@ fn longer_than(text: &str, most: usize) -> Option<usize> {
 pub mod tests {
     use std::fmt;
 
+    use penstock_core::adapter::Adapters;
+
     use super::*;
     use crate::http::error::Family;
     use crate::http::request_fields;
@@ -322,6 +324,7 @@ pub mod tests {
             highest_priority: -5,
             strict_requests: false,
             images_left_out: false,
+            adapters: Adapters::default(),
         }
     }
 

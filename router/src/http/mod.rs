@@ -2,6 +2,7 @@
 //! `GenerationRequest` and encode its events; nothing below this room knows them.
 
 mod access_log;
+mod adapters;
 mod anthropic;
 mod auth;
 mod block_events;

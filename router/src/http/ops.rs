@@ -10,6 +10,7 @@ use penstock_proto::{CacheGroup, CacheKind};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::adapters;
 use crate::http::error::{ApiError, Cause, Family};
 use crate::http::response::json;
 use crate::http::shortened::shortened;
@@ -61,12 +62,18 @@ pub async fn model(
         Ok(loaded) => loaded,
         Err(error) => return error.response(family),
     };
-    if id != server.config.model_id {
-        let served = &server.config.model_id;
-        let message = format!("there is no model {:?}; {served:?} is served", shortened(&id));
-        return ApiError::new(Cause::NotFound, message).response(family);
+    if id == server.config.model_id {
+        return json(&Model::served(&server, loaded, family));
     }
-    json(&Model::served(&server, loaded, family))
+    if let Some(name) = loaded.limits.adapters.names().find(|name| *name == id) {
+        return json(&Model::adapter(name, &server, loaded, family));
+    }
+    let served = &server.config.model_id;
+    let mut message = format!("there is no model {:?}; {served:?} is served", shortened(&id));
+    if let Some(names) = adapters::listed(&loaded.limits.adapters) {
+        message += &format!(", with the adapters {names}");
+    }
+    ApiError::new(Cause::NotFound, message).response(family)
 }
 
 /// In whose shape the models are asked for: the path is the same in both dialects, and only Anthropic's clients tell a version.
@@ -87,6 +94,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Response<Body> {
     json(&Info {
         model_id: &config.model_id,
         model_sha: loaded.model_sha.as_deref(),
+        adapters: limits.adapters.names().collect(),
         revision: config.revision.as_deref(),
         model_pipeline_tag: loaded.pipeline_tag.as_deref(),
         model_type: &model.model_type,
@@ -151,6 +159,11 @@ pub enum Model<'a> {
         owned_by: &'a str,
         /// As vLLM and SGLang name it: of prompt and answer together.
         max_model_len: u32,
+        /// As vLLM names them, of an adapter alone: its name, and the served model.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        root: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        parent: Option<&'a str>,
     },
     Anthropic {
         #[serde(rename = "type")]
@@ -182,10 +195,15 @@ pub enum ModelObject {
 }
 
 impl<'a> Models<'a> {
-    fn served(server: &'a Server, loaded: &Loaded, family: Family) -> Self {
-        let (data, id) = (vec![Model::served(server, loaded, family)], &server.config.model_id);
+    /// The model, and its adapters behind it.
+    fn served(server: &'a Server, loaded: &'a Loaded, family: Family) -> Self {
+        let names = || loaded.limits.adapters.names();
+        let adapters = names().map(|name| Model::adapter(name, server, loaded, family));
+        let data = std::iter::once(Model::served(server, loaded, family)).chain(adapters).collect();
+        let first_id = &server.config.model_id;
+        let last_id = names().last().unwrap_or(first_id);
         match family {
-            Family::Anthropic => Self::Anthropic { data, has_more: false, first_id: id, last_id: id },
+            Family::Anthropic => Self::Anthropic { data, has_more: false, first_id, last_id },
             Family::OpenAi | Family::Tgi => Self::OpenAi { object: ListObject::List, data },
         }
     }
@@ -193,8 +211,16 @@ impl<'a> Models<'a> {
 
 impl<'a> Model<'a> {
     fn served(server: &'a Server, loaded: &Loaded, family: Family) -> Self {
-        let limits = &loaded.limits;
-        let (id, kind) = (&server.config.model_id, ModelObject::Model);
+        Self::named(&server.config.model_id, None, loaded, family)
+    }
+
+    /// The served model with an adapter.
+    fn adapter(name: &'a str, server: &'a Server, loaded: &Loaded, family: Family) -> Self {
+        Self::named(name, Some(&server.config.model_id), loaded, family)
+    }
+
+    fn named(id: &'a str, parent: Option<&'a str>, loaded: &Loaded, family: Family) -> Self {
+        let (limits, kind) = (&loaded.limits, ModelObject::Model);
         match family {
             Family::Anthropic => Self::Anthropic {
                 kind,
@@ -208,8 +234,10 @@ impl<'a> Model<'a> {
                 id,
                 object: kind,
                 created: 0,
-                owned_by: id,
+                owned_by: parent.unwrap_or(id),
                 max_model_len: limits.max_total_tokens,
+                root: parent.map(|_| id),
+                parent,
             },
         }
     }
@@ -260,6 +288,8 @@ impl CacheGroupInfo {
 pub struct Info<'a> {
     model_id: &'a str,
     model_sha: Option<&'a str>,
+    /// The LoRA adapters that are loaded, by the names that requests call them.
+    adapters: Vec<&'a str>,
     /// As `--revision` says; null without it. `model_sha` is the commit.
     revision: Option<&'a str>,
     /// The task that the hub names for the model; null where that is not known.

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use bytes::Bytes;
 use futures::future::try_join_all;
 use opentelemetry::{Array, KeyValue, Value};
+use penstock_core::adapter::Adapter;
 use penstock_core::generation::{
     self, Caller, Done, FinishReason, Generation, GenerationRequest, Input, Progress, Timeline, Timings,
 };
@@ -76,6 +77,8 @@ struct Account {
 #[derive(Default)]
 struct Started {
     sequences: Vec<Sequence>,
+    /// What its sequences are computed with, each once.
+    adapters: Vec<Adapter>,
     /// Kept for `--log-prompts`, in the order of the request; `None` for one that was refused.
     prompts: Vec<Option<String>>,
 }
@@ -247,6 +250,12 @@ impl RequestContext {
     }
 
     fn reserve(&self, request: &GenerationRequest, names: &FieldNames) -> Result<Arc<Permit>, ApiError> {
+        if let Some(adapter) = request.adapter {
+            let known = &mut self.started().adapters;
+            if !known.contains(&adapter) {
+                known.push(adapter);
+            }
+        }
         let permit = self.loaded()?.serving.reserve(&self.caller, request.user.as_deref());
         let permit = permit.map_err(|failure| names.error(failure))?;
         if let Some(unplaced) = &self.unplaced {
@@ -366,7 +375,11 @@ fn times(done: &[(FinishReason, Timings, u32)]) -> Times {
 impl Drop for RequestContext {
     fn drop(&mut self) {
         let span = self.span.take();
-        let Started { sequences, prompts } = std::mem::take(&mut *self.started());
+        let Started { sequences, adapters, prompts } = std::mem::take(&mut *self.started());
+        let server = self.server.clone();
+        let loaded = server.loaded().ok();
+        let name = |adapter: &Adapter| loaded.and_then(|loaded| loaded.limits.adapters.name(*adapter));
+        let adapters: Vec<&str> = adapters.iter().filter_map(name).collect();
         let prompts: Vec<String> = prompts.into_iter().flatten().collect();
         let timelines: Vec<(Timeline, bool)> =
             sequences.iter().map(|sequence| (sequence.progress.reckon(), sequence.further)).collect();
@@ -384,6 +397,7 @@ impl Drop for RequestContext {
         };
         let ended = Ended {
             key: &account.key.0,
+            adapters: &adapters,
             outcome,
             prompt_tokens: of_prompts(|timeline| timeline.prompt_tokens),
             cached_tokens: of_prompts(|timeline| timeline.cached_tokens),
@@ -404,6 +418,8 @@ impl Drop for RequestContext {
             trace_id = span.as_ref().map(RequestSpan::trace_id),
             route,
             key = &*key.0,
+            // Their names have no commas.
+            adapter = (!adapters.is_empty()).then(|| adapters.join(",")),
             status,
             outcome = match outcome {
                 Outcome::Success(_) => "success",

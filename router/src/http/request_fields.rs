@@ -259,7 +259,8 @@ pub const GRAMMAR: Field = field(
     "`{\"type\": ..., \"value\": ...}`: what the text has to be, by `json`, `json_schema`, `regex`, `choice` or `lark`, see \
      structured-output.md",
 );
-pub const ADAPTER_ID: Field = name("adapter_id", "none", "A loaded LoRA adapter; none can be loaded yet");
+pub const ADAPTER_ID: Field =
+    name("adapter_id", "none", "The loaded LoRA adapter to answer with (`--lora-adapters`), by its name");
 
 pub const MAX_TIME: Field = field(
     "max_time",
@@ -317,7 +318,11 @@ pub const TGI_PARAMETERS: &[&Field] = &[
     &PRIORITY,
 ];
 
-pub const MODEL: Field = name("model", "the served model", "Any name; echoed in the answer");
+pub const MODEL: Field = name(
+    "model",
+    "the served model",
+    "Any name; echoed in the answer. That of a loaded LoRA adapter (`--lora-adapters`) chooses it",
+);
 pub const MESSAGES: Field = field(
     "messages",
     Kind::List { most: Most::Is(MESSAGES_MOST) },

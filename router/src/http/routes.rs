@@ -147,8 +147,8 @@ pub static ROUTES: [Route; 34] = [
         Answer::Json("TokenCount"),
         "Tokens of the prompt that such a chat becomes",
     ),
-    get("/v1/models", Handler::Models).answers(Answer::Json("Models"), "The served model, in a list"),
-    get("/v1/models/{*id}", Handler::Model).answers(Answer::Json("Model"), "The served model, by its name"),
+    get("/v1/models", Handler::Models).answers(Answer::Json("Models"), "The served model and its LoRA adapters, in a list"),
+    get("/v1/models/{*id}", Handler::Model).answers(Answer::Json("Model"), "The served model or an adapter, by its name"),
     post("/tokenize", Handler::Tokenize).takes(
         RequestSchema::Generate,
         Answer::Json("Tokens"),

@@ -167,6 +167,8 @@ pub fn request_arrived() {
 #[derive(Debug)]
 pub struct Ended<'a> {
     pub key: &'a Arc<str>,
+    /// Names of those that its sequences were computed with.
+    pub adapters: &'a [&'a str],
     pub outcome: Outcome,
     /// A prompt counts once, however many answers it has.
     pub prompt_tokens: u64,
@@ -220,6 +222,11 @@ pub fn request_ended(ended: &Ended) {
     counter!("penstock_cached_prompt_tokens").increment(ended.cached_tokens);
     let key = || metrics::SharedString::from(ended.key.clone());
     counter!("penstock_key_requests", "key" => key(), "outcome" => outcome).increment(1);
+    let adapters = if ended.adapters.is_empty() { &["none"] } else { ended.adapters };
+    for adapter in adapters {
+        let adapter = metrics::SharedString::from((*adapter).to_owned());
+        counter!("penstock_adapter_requests", "adapter" => adapter, "outcome" => outcome).increment(1);
+    }
     counter!("penstock_key_tokens", "key" => key(), "kind" => "prompt").increment(ended.prompt_tokens);
     counter!("penstock_key_tokens", "key" => key(), "kind" => "generated").increment(ended.generated_tokens);
 }
@@ -298,6 +305,7 @@ fn describe() {
     describe_counter!("penstock_cached_prompt_tokens", "Those of them found in the prefix cache");
     describe_counter!("penstock_generated_tokens", "Tokens generated for requests");
     describe_counter!("penstock_key_requests", "Requests that have ended, by the name of their key");
+    describe_counter!("penstock_adapter_requests", "Requests that have ended, by the name of their adapter");
     describe_counter!("penstock_key_tokens", "Tokens of requests that have ended, by the name of their key");
     describe_counter!("penstock_errors", "Errors sent to clients, on all routes, by type");
     describe_counter!("penstock_http_requests", "Answers on all routes, by route and status");
@@ -442,6 +450,7 @@ mod tests {
             };
             let well = Ended {
                 key: &"team-a".into(),
+                adapters: &["org/a"],
                 outcome: Outcome::Success(times),
                 prompt_tokens: 25,
                 cached_tokens: 16,
@@ -481,6 +490,8 @@ mod tests {
             "penstock_key_requests{key=\"team-a\",outcome=\"success\"} 1",
             "penstock_key_requests{key=\"team-a\",outcome=\"failure\"} 1",
             "penstock_key_tokens{key=\"team-a\",kind=\"generated\"} 4",
+            "penstock_adapter_requests{adapter=\"org/a\",outcome=\"success\"} 1",
+            "penstock_adapter_requests{adapter=\"org/a\",outcome=\"failure\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }

@@ -1,5 +1,6 @@
 //! The router as clients meet it: real connections to `run`, over mock workers and a tiny tokenizer.
 
+mod adapters;
 mod life;
 mod metrics;
 mod openai;

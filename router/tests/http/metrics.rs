@@ -155,6 +155,7 @@ async fn every_request_counts_once_and_every_end_has_its_cause() {
     assert_eq!(value("penstock_http_requests{route=\"unknown\",status=\"404\"}").await, 1.0);
     assert_eq!(value("penstock_http_requests{route=\"/generate\",status=\"424\"}").await, 1.0);
     assert_eq!(value("penstock_key_requests{key=\"none\",outcome=\"success\"}").await, 4.0);
+    assert_eq!(value("penstock_adapter_requests{adapter=\"none\",outcome=\"success\"}").await, 4.0);
     assert_eq!(value("penstock_ready").await, 1.0);
     let states = async |name: &str, holder: &str| {
         value(&format!("penstock_{name}{{group=\"state\",holder=\"{holder}\"}}")).await

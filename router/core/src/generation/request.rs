@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SpanRef, TokenId};
 
+use crate::adapter::Adapter;
 use crate::constraint::GrammarRequest;
 use crate::prompt::Input;
 use crate::scheduler::{Priority, Sampling};
@@ -36,6 +37,8 @@ pub struct GenerationRequest {
     pub grammar: Option<GrammarRequest>,
     /// The text is free where the grammar cannot be compiled.
     pub grammar_is_optional: bool,
+    /// What it is computed with, of those that the model was loaded with.
+    pub adapter: Option<Adapter>,
     /// Whom the client asks for, by its own name.
     pub user: Option<String>,
     /// Cached blocks are shared only with requests that have the same.

@@ -107,6 +107,7 @@ pub async fn start(
         top_tokens: request.top_tokens,
         prompt_logprobs,
         constraint,
+        adapter: request.adapter,
         cache_namespace: serving.namespace(caller, request.cache_salt.as_deref()),
         tenant: serving.tenant(caller, request.user.as_deref()),
         priority: caller.priority(request.priority),

@@ -7,7 +7,7 @@ use std::fmt;
 use penstock_proto::ids::TokenId;
 use sha2::{Digest, Sha256};
 
-/// Who shares cached blocks: the model and its revision, the API key, a salt.
+/// Who shares cached blocks: the model and its revision, the API key, a salt, the adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(pub u128);
 

@@ -89,6 +89,8 @@ pub(super) struct Rules {
     /// Tokens of each tenant's recent answers that drafts come from, too; 0: none.
     pub corpus_tokens: u32,
     pub snapshots: SnapshotDistances,
+    /// The model was loaded with some: each START row says which one it is computed with.
+    pub has_adapters: bool,
     /// What is cached has content hashes, and `take_block_changes` tells it.
     pub block_events: bool,
 }

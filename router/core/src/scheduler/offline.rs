@@ -37,6 +37,7 @@ impl Offline {
             drafting: Drafting::up_to(settings.speculate),
             corpus_tokens: settings.speculate_corpus_tokens,
             snapshots: SNAPSHOT_DISTANCES,
+            has_adapters: !model.adapters.is_empty(),
             block_events: false,
         };
         let capacity = Capacity {

@@ -58,6 +58,8 @@ pub(super) struct Start<'a> {
     pub encoder: Encoder,
     /// The snapshot with which its recurrent state begins; `None`: the model has none.
     pub state_source: Option<u32>,
+    /// The adapter that it is computed with, counted from 1, or 0; `None`: the model has none.
+    pub adapter: Option<u32>,
     /// What ends a sequence, of this server and of this one.
     pub ends: [&'a [TokenId]; 2],
 }
@@ -228,7 +230,7 @@ impl PlanBuilder {
 
 /// Adds an entry to each column.
 fn push_start(columns: &mut StartColumns, start: &Start<'_>) {
-    let Start { sampling, top_tokens, tokens, prompt_len, encoder, state_source, ends } = *start;
+    let Start { sampling, top_tokens, tokens, prompt_len, encoder, state_source, adapter, ends } = *start;
     columns.seeds.push(sampling.seed);
     columns.temperatures.push(sampling.temperature);
     columns.top_ks.push(sampling.top_k);
@@ -270,6 +272,7 @@ fn push_start(columns: &mut StartColumns, start: &Start<'_>) {
         columns.encoder_counts.push(encoder.tokens);
     }
     columns.state_sources.extend(state_source);
+    columns.adapters.extend(adapter);
 }
 
 /// Digests, copies and empties a column.
@@ -324,6 +327,7 @@ mod tests {
                 prompt_len: 2,
                 encoder: Encoder::default(),
                 state_source: None,
+                adapter: None,
                 ends: [&eos, &stop],
             }),
             trace: Some(SpanRef { trace: [7; 16], span: [9; 8] }),
@@ -387,6 +391,7 @@ mod tests {
                 prompt_len: 5,
                 encoder: Encoder::new(3, 4),
                 state_source: None,
+                adapter: None,
                 ends: [&tokens(&[2]), &[]],
             }),
             trace: None,
@@ -420,6 +425,7 @@ mod tests {
                     prompt_len: 3,
                     encoder: Encoder::default(),
                     state_source: None,
+                    adapter: None,
                     ends: [&eos, &[]],
                 }),
                 trace: None,
@@ -452,6 +458,7 @@ mod tests {
                     prompt_len: 4,
                     encoder: Encoder::default(),
                     state_source,
+                    adapter: None,
                     ends: [&[], &[]],
                 }),
                 trace: None,
@@ -466,6 +473,40 @@ mod tests {
         assert_eq!(u32s(&plan.saves), [0, 2, 0, 0, 4, 10, 2, 2, 2, 2, 4, 12]);
         builder.release(SlotId(0));
         assert!(builder.finish().saves.is_empty());
+    }
+
+    #[test]
+    fn every_start_row_names_its_adapter_where_the_model_has_some() {
+        let all = tokens(&[10]);
+        let adapters_of = |adapters: &[Option<u32>]| {
+            let mut builder = PlanBuilder::default();
+            for (slot, &adapter) in (0..).zip(adapters) {
+                builder.row(Row {
+                    slot: SlotId(slot),
+                    position: 0,
+                    feed: Feed::Tokens(&all),
+                    new_blocks: 0,
+                    new_pages: &[],
+                    sample: true,
+                    masked: false,
+                    prompt_targets: None,
+                    start: Some(Start {
+                        sampling: &Sampling::default(),
+                        top_tokens: 0,
+                        tokens: &all,
+                        prompt_len: 1,
+                        encoder: Encoder::default(),
+                        state_source: None,
+                        adapter,
+                        ends: [&[], &[]],
+                    }),
+                    trace: None,
+                });
+            }
+            u32s(&builder.finish().starts.expect("there are START rows").adapters)
+        };
+        assert_eq!(adapters_of(&[Some(2), Some(0), Some(1)]), [2, 0, 1]);
+        assert!(adapters_of(&[None, None]).is_empty());
     }
 
     #[test]

@@ -377,6 +377,10 @@ impl Core {
             prompt_len: sequence.prompt_len,
             encoder: sequence.encoder,
             state_source,
+            adapter: self
+                .rules
+                .has_adapters
+                .then(|| sequence.adapter.map_or(0, |adapter| adapter.number.get())),
             ends: [&self.rules.eos, &sequence.stop_token_ids],
         });
         self.builder.row(Row {

@@ -20,6 +20,7 @@ use super::prefix_cache::NodeId;
 use super::prompt_lookup::PromptLookup;
 use super::snapshots::StateRecord;
 use super::submission::{Priority, PromptLogprob, Sampling, SequenceEvent};
+use crate::adapter::Adapter;
 
 /// In the order of memory: first what every step of a sequence that decodes reads or writes.
 #[repr(C)]
@@ -98,6 +99,7 @@ pub(super) struct Sequence {
 
     pub encoder: Encoder,
     pub sampling: Sampling,
+    pub adapter: Option<Adapter>,
     pub namespace: Namespace,
     pub deadline: Option<Instant>,
     /// What its last look into the prefix cache found, if it could not be admitted then.
@@ -157,7 +159,12 @@ impl Sequence {
             ignore_eos: spec.ignore_eos,
             stop_token_ids: spec.stop_token_ids,
             top_tokens: spec.top_tokens,
-            namespace: spec.cache_namespace,
+            adapter: spec.adapter,
+            namespace: match spec.adapter {
+                // What the same tokens are stored as depends on it.
+                Some(Adapter { digest, .. }) => spec.cache_namespace.within([&b"adapter"[..], &digest]),
+                None => spec.cache_namespace,
+            },
             trace: spec.trace,
             prompt_logprobs: match spec.prompt_logprobs {
                 true => PromptLogprobs::Collecting(Vec::new()),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use penstock_proto::ids::{SequenceId, SpanRef, TokenId};
 
 use super::cache_names::Namespace;
+use crate::adapter::Adapter;
 use crate::constraint::Grammar;
 use crate::tenant::Tenant;
 
@@ -79,7 +80,10 @@ pub struct SequenceSpec {
     pub prompt_logprobs: bool,
     /// Every token is one that this grammar allows, and the sequence ends with it.
     pub constraint: Option<Arc<dyn Grammar>>,
-    /// Sequences share cached blocks only within a namespace (model revision, adapter, caller's salt).
+    /// One of the model's; `None`: the model alone.
+    pub adapter: Option<Adapter>,
+    /// Sequences share cached blocks only within a namespace (model revision, caller's salt), and of each only with those that have the
+    /// same adapter.
     pub cache_namespace: Namespace,
     pub tenant: Tenant,
     pub priority: Priority,

@@ -92,6 +92,7 @@ impl Task {
             drafting: Drafting::up_to(settings.speculate),
             corpus_tokens: settings.speculate_corpus_tokens,
             snapshots: SNAPSHOT_DISTANCES,
+            has_adapters: !group.description().adapters.is_empty(),
             block_events: settings.block_events,
         };
         Self {

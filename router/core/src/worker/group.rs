@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::connection::{BLAME, connect, loss};
 use super::endpoint::Endpoint;
 use super::source::{GiveUp, Loss, LossKind, WorkerSource};
+use crate::adapter::Adapters;
 use crate::clock;
 
 /// What `Prepare` is asked for; the same for every rank and after every restart. See PrepareRequest.
@@ -292,6 +293,7 @@ async fn describe(ranks: &mut [WorkerClient<Channel>]) -> Result<(ModelDescripti
     if first.stages == 0 || !world_size.is_multiple_of(first.stages) {
         return Err(refused(format!("{world_size} ranks are no {} stages", first.stages)));
     }
+    Adapters::of(&first).map_err(refused)?;
     for (rank, other) in (1..).zip(descriptions) {
         if !in_place(&other, rank) || identity(&other) != identity(&first) {
             return Err(refused(format!("rank {rank} and rank 0 do not hold the same model")));
@@ -382,7 +384,8 @@ fn identity(model: &ModelDescription) -> impl PartialEq {
     let ModelDescription { model_type, eos_ids, dtype, decoder_start_ids, draft_model, .. } = model.clone();
     let ModelDescription { vocab_size, block_size, max_positions, parameters, .. } = *model;
     let ModelDescription { world_size, stages, .. } = *model;
-    let names = (model_type, eos_ids, dtype, decoder_start_ids, draft_model);
+    let ModelDescription { adapters, .. } = model.clone();
+    let names = (model_type, eos_ids, dtype, decoder_start_ids, draft_model, adapters);
     let sizes = (vocab_size, block_size, max_positions, parameters, world_size, stages);
     (names, sizes)
 }
@@ -410,6 +413,31 @@ async fn in_time<T>(
         Err(_) => {
             let why = format!("no answer to {call} in {limit:.0?}");
             Err(Unready::Lost(Loss::unnamed(LossKind::Hung, why)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_proto::Adapter;
+
+    use super::*;
+
+    #[test]
+    fn a_model_with_other_adapters_is_another_model() {
+        let of = |adapters: &[(&str, &str)]| {
+            let adapter =
+                |&(name, digest): &(&str, &str)| Adapter { name: name.into(), digest: digest.into() };
+            let adapters = adapters.iter().map(adapter).collect();
+            ModelDescription { adapters, ..ModelDescription::default() }
+        };
+        let one = of(&[("a", "0f"), ("b", "1f")]);
+        let same = one.clone();
+        assert!(identity(&one) == identity(&same));
+        for other in
+            [of(&[]), of(&[("a", "0f")]), of(&[("b", "1f"), ("a", "0f")]), of(&[("a", "0f"), ("b", "2f")])]
+        {
+            assert!(identity(&one) != identity(&other), "{:?}", other.adapters);
         }
     }
 }

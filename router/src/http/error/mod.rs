@@ -180,13 +180,6 @@ impl ApiError {
         Self::invalid(field, "is not supported yet")
     }
 
-    /// No LoRA adapter can be loaded yet, so that any is unknown.
-    pub fn unknown_adapter(given: &str) -> Self {
-        let nowhere =
-            "names no loaded adapter, and none can be loaded yet: merge it into the model's weights";
-        Self::invalid("adapter_id", nowhere).given(given)
-    }
-
     /// The place is of an object that is `field`'s.
     pub fn of_member(mut self, field: &'static str) -> Self {
         self.place = self.place.map(|place| Box::new(place.within(field)));

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use penstock_core::adapter::Adapter;
 use penstock_core::constraint::GrammarRequest;
 use penstock_core::generation::{GenerationRequest, Input, StopText};
 use penstock_core::scheduler::Priority;
@@ -12,6 +13,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::grammars;
+use crate::http::adapters;
 use crate::http::constraints::{self, Asked};
 use crate::http::error::{ApiError, Place};
 use crate::http::fields::Fields;
@@ -28,6 +30,7 @@ const OBFUSCATION: &str = "include_obfuscation";
 pub struct GenerationParams {
     /// As the answer names it.
     pub model: String,
+    pub adapter: Option<Adapter>,
     pub sampling: Sampling,
     /// Reported nowhere by OpenAI's answers; kept for the generation.
     pub reported_seed: Option<u64>,
@@ -54,6 +57,7 @@ impl GenerationParams {
     /// As `/v1/chat/completions` and `/v1/completions` have them. `known` are the fields of the route.
     pub fn parse(fields: &Fields, served: &str, known: &[&Field]) -> Result<Self, ApiError> {
         let grammar = constraints::openai(fields)?;
+        let by_id = adapters::by_id(fields)?;
         refuse_what_is_missing(fields)?;
         let mut warnings = Warnings::default();
         for name in fields.named(request_fields::WITHOUT_EFFECT) {
@@ -67,6 +71,10 @@ impl GenerationParams {
         // As TGI bounds them on these routes.
         let (top_p, seed) = (&request_fields::TOP_P, &request_fields::SEED);
         let mut params = Self { grammar, ..Self::read_with(top_p, seed, fields, served, warnings)? };
+        params.adapter = adapters::one_of(by_id, params.adapter)?;
+        if let Some(name) = by_id.and_then(|adapter| fields.limits().adapters.name(adapter)) {
+            params.model = name.to_owned();
+        }
         if let Some(asked) = &params.grammar
             && params.ignore_eos
         {
@@ -89,7 +97,10 @@ impl GenerationParams {
         served: &str,
         mut warnings: Warnings,
     ) -> Result<Self, ApiError> {
-        let model = match fields.text(&request_fields::MODEL)? {
+        let model = fields.text(&request_fields::MODEL)?;
+        let adapter = model.as_ref().and_then(|name| fields.limits().adapters.named(name));
+        let model = match model {
+            Some(name) if adapter.is_some() => name.into_owned(),
             // What clients of TGI send when the user named none.
             Some(name) if !["tgi", "dummy", ""].contains(&name.as_ref()) => name.into_owned(),
             _ => served.to_string(),
@@ -139,6 +150,7 @@ impl GenerationParams {
         fields.text(&request_fields::PROMPT_CACHE_KEY)?;
         Ok(Self {
             model,
+            adapter,
             sampling,
             reported_seed: (temperature > 0.0).then_some(seed),
             stop: fields.texts(&request_fields::STOP)?,
@@ -191,6 +203,7 @@ impl GenerationParams {
             prompt_logprobs: false,
             grammar: None,
             grammar_is_optional: false,
+            adapter: self.adapter,
             user: self.user.clone(),
             cache_salt: self.cache_salt.clone(),
             priority: self.priority,
@@ -222,9 +235,6 @@ pub fn include_usage(fields: &Fields, stream: bool, warnings: &mut Warnings) -> 
 
 /// What asks for more than there is gets an error, never silence.
 fn refuse_what_is_missing(fields: &Fields) -> Result<(), ApiError> {
-    if let Some(adapter) = fields.text(&request_fields::ADAPTER_ID)? {
-        return Err(ApiError::unknown_adapter(&shortened(&adapter)));
-    }
     if fields.raw(&request_fields::SUFFIX).is_some() {
         let message = "is not supported: put what follows the text into the prompt";
         return Err(ApiError::invalid(request_fields::SUFFIX.name, message));
@@ -341,8 +351,10 @@ pub fn max_tokens(fields: &Fields, max_tokens: &Field) -> Result<Option<u32>, Ap
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::adapters::tests::loaded;
     use crate::http::error::Family;
     use crate::http::fields::tests::limits;
+    use crate::limits::Limits;
 
     fn parsed(body: &str) -> Result<GenerationParams, String> {
         let limits = limits();
@@ -477,6 +489,35 @@ mod tests {
     }
 
     #[test]
+    fn a_model_or_an_id_that_is_an_adapters_name_chooses_it() {
+        let limits = Limits { adapters: loaded(&["org/a", "dummy"]), ..limits() };
+        let asked = |body: &str| {
+            let fields = Fields::parse(body.as_bytes(), &limits)?;
+            let params = GenerationParams::parse(&fields, "org/model", &request_fields::chat_fields())?;
+            let request = params.request(Input::Text(String::new()), None);
+            Ok((request.adapter.map(|adapter| adapter.number.get()), params.model))
+        };
+        for (body, adapter, model) in [
+            (r#"{"model": "org/a"}"#, Some(1), "org/a"),
+            (r#"{"model": "dummy"}"#, Some(2), "dummy"),
+            (r#"{"model": "a"}"#, None, "a"),
+            (r#"{"model": "org/model"}"#, None, "org/model"),
+            (r#"{"model": "tgi"}"#, None, "org/model"),
+            (r#"{"adapter_id": "org/a"}"#, Some(1), "org/a"),
+            (r#"{"adapter_id": "org/a", "model": "org/model"}"#, Some(1), "org/a"),
+            (r#"{"adapter_id": "org/a", "model": "org/a"}"#, Some(1), "org/a"),
+            (r#"{"adapter_id": null, "model": "org/a"}"#, Some(1), "org/a"),
+        ] {
+            let asked = asked(body).unwrap_or_else(|error: ApiError| panic!("{body}: {error:?}"));
+            assert_eq!(asked, (adapter, model.to_owned()), "{body}");
+        }
+        let error = asked(r#"{"adapter_id": "org/a", "model": "dummy"}"#).expect_err("they are two");
+        let error = String::from_utf8(error.body(Family::OpenAi)).expect("UTF-8");
+        assert!(error.contains("`adapter_id` and `model` name two adapters; a request has one"), "{error}");
+        assert!(error.contains(r#""param":"adapter_id""#), "{error}");
+    }
+
+    #[test]
     fn what_is_missing_is_refused_by_name() {
         let error = parsed(r#"{"functions": []}"#).err().expect("there are tools instead");
         assert!(error.contains("not supported yet") && error.contains(r#""param":"functions""#), "{error}");
@@ -525,10 +566,11 @@ mod tests {
     fn an_adapter_and_a_suffix_are_errors() {
         let error = parsed(r#"{"adapter_id": "mine"}"#).err().expect("there is none");
         assert!(
-            error.contains("`adapter_id` names no loaded adapter, and none can be loaded yet"),
+            error
+                .contains("`adapter_id` names no loaded adapter: none is loaded, --lora-adapters loads some"),
             "{error}"
         );
-        assert!(error.contains("merge it into the model's weights. Given: mine"), "{error}");
+        assert!(error.contains("Given: mine"), "{error}");
         let error = parsed(r#"{"suffix": "x"}"#).err().expect("it would be lost");
         assert!(error.contains("is not supported: put"), "{error}");
     }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use penstock_core::generation::{GenerationRequest, Input, StopText};
 use penstock_core::scheduler::Sampling;
 
+use crate::http::adapters;
 use crate::http::constraints;
 use crate::http::error::{ApiError, FieldNames};
 use crate::http::fields::Fields;
 use crate::http::markdown_images::MarkdownImages;
 use crate::http::request_fields;
 use crate::http::sampling;
-use crate::http::shortened::shortened;
 use crate::http::text_request::TextRequest;
 use crate::http::warnings::{Warnings, names};
 
@@ -116,14 +116,12 @@ impl GenerateRequest {
             prompt_logprobs,
             grammar: constraints::grammar_request(p)?,
             grammar_is_optional: false,
+            adapter: adapters::by_id(p)?,
             user: None,
             cache_salt: p.text(&request_fields::CACHE_SALT)?.map(Cow::into_owned),
             priority: p.priority()?,
             max_time: p.number(&request_fields::MAX_TIME)?.map(Duration::from_secs_f64),
         };
-        if let Some(adapter) = p.text(&request_fields::ADAPTER_ID)? {
-            return Err(ApiError::unknown_adapter(&shortened(&adapter)));
-        }
         let details = p.boolean(&request_fields::DETAILS)?.unwrap_or(false) || prompt_logprobs;
         if route == Route::Text {
             for (field, asked) in [
@@ -373,7 +371,7 @@ mod tests {
             (r#"{"grammar": {"type": "regex"}}"#, "`grammar.value` must be a string, the regular expression"),
             (
                 r#"{"adapter_id": "x"}"#,
-                "`adapter_id` names no loaded adapter, and none can be loaded yet: merge it into the model's weights. Given: x",
+                "`adapter_id` names no loaded adapter: none is loaded, --lora-adapters loads some. Given: x",
             ),
             (r#"{"adapter_id": 5}"#, "`adapter_id` must be a string of at most 256 characters. Given: 5"),
             (r#"[]"#, "`parameters` must be an object. Given: []"),

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_proto::ids::{SequenceId, TokenId};
-use penstock_proto::{Masks, RowFlag, StepPlan};
+use penstock_proto::{Masks, ModelDescription, RowFlag, StepPlan};
 
 use super::client::Client;
 use super::pages::Pages;
+use crate::adapter::{Adapter, Adapters};
 use crate::constraint::{Grammar, Matcher};
 use crate::scheduler::block_events::BlockChange;
 use crate::scheduler::cache_names::{BlockHash, Namespace};
@@ -32,6 +33,22 @@ const MAX_STEP_DRAFTS: u32 = 20;
 /// Small enough that blocks, slots and budgets run out all the time.
 pub fn tiny() -> MockConfig {
     MockConfig { vocab_size: 50, pages: 24, block_size: 4, max_positions: 96, ..MockConfig::default() }
+}
+
+/// The model was loaded with two.
+pub fn with_adapters(config: MockConfig) -> MockConfig {
+    MockConfig { adapters: ["one", "two"].map(str::to_owned).to_vec(), ..config }
+}
+
+/// One of those.
+pub fn adapter(number: u32) -> Adapter {
+    let model = ModelDescription {
+        adapters: with_adapters(tiny()).described_adapters(),
+        ..ModelDescription::default()
+    };
+    let adapters = Adapters::of(&model).expect("they have names");
+    let name = adapters.names().nth(number as usize - 1).expect("one of two");
+    adapters.named(name).expect("it has this name")
 }
 
 pub fn capacity(config: &MockConfig, max_slots: u32, max_step_tokens: u32) -> Capacity {
@@ -68,6 +85,7 @@ pub fn spec(prompt: &[u32], max_new_tokens: u32) -> SequenceSpec {
         top_tokens: 0,
         prompt_logprobs: false,
         constraint: None,
+        adapter: None,
         cache_namespace: Namespace::default(),
         tenant: Tenant::Anonymous,
         priority: Priority::default(),
@@ -222,6 +240,7 @@ impl Harness {
             drafting: Drafting::Off,
             corpus_tokens: 0,
             snapshots: SNAPSHOT_DISTANCES,
+            has_adapters: !config.adapters.is_empty(),
             block_events: true,
         };
         let core = Core::new(rules, capacity(&config, max_slots, max_step_tokens));

@@ -1,6 +1,7 @@
 //! The scheduler's core against a model that notices every wrong plan, without async and without a clock;
 //! and in `served` the whole of it, against mock workers behind real sockets.
 
+mod adapters;
 mod blocks;
 mod client;
 mod copies;

@@ -1,4 +1,4 @@
-//! What each page of the KV cache, each recurrent state and each snapshot holds, as plans say it: whose namespace, and
+//! What each page of the KV cache, each recurrent state and each snapshot holds, as plans say it: whose namespace, computed with which adapter, and
 //! whether it is NaN. Knows one table for all layers, or none. NaN spreads as it does in a model: to all that a row writes
 //! which attends to it or goes on from it, and to its logits.
 
@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use bytemuck::allocation::pod_collect_to_vec;
 use penstock_proto::{RowFlag, StepPlan};
 
+use crate::adapter::Adapter;
 use crate::scheduler::cache_names::Namespace;
 use crate::scheduler::core::Core;
 use crate::scheduler::states::NO_SNAPSHOT;
@@ -15,17 +16,20 @@ use crate::scheduler::states::NO_SNAPSHOT;
 pub struct Pages {
     /// Of each slot.
     tables: HashMap<u32, Vec<u32>>,
-    namespaces: HashMap<u32, Namespace>,
+    owners: HashMap<u32, Owner>,
     nan: BTreeSet<u32>,
-    /// Slots whose state is NaN, places of such snapshots, and the namespace of each place.
+    /// Slots whose state is NaN, places of such snapshots, and whose each place is.
     nan_states: BTreeSet<u32>,
     nan_snapshots: BTreeSet<u32>,
-    snapshot_namespaces: HashMap<u32, Namespace>,
+    snapshot_owners: HashMap<u32, Owner>,
 }
+
+/// Between whom nothing is shared.
+type Owner = (Namespace, Option<Adapter>);
 
 struct Row {
     slot: u32,
-    namespace: Namespace,
+    owner: Owner,
     /// Positions that it feeds.
     from: u32,
     to: u32,
@@ -46,7 +50,7 @@ impl Pages {
         let mut sources = sources.into_iter();
         for copy in column(&plan.copies).chunks(2) {
             let [source, target] = [copy[0], copy[1]];
-            self.namespaces.insert(target, self.namespaces[&source]);
+            self.owners.insert(target, self.owners[&source]);
             match self.nan.contains(&source) {
                 true => self.nan.insert(target),
                 false => self.nan.remove(&target),
@@ -68,14 +72,15 @@ impl Pages {
                 .iter()
                 .map(|(_, sequence)| sequence)
                 .find(|sequence| sequence.slot.is_some_and(|s| s.0 == slot));
-            let namespace = sequence.expect("a row's slot has a sequence").namespace;
+            let sequence = sequence.expect("a row's slot has a sequence");
+            let owner = (sequence.namespace, sequence.adapter);
             if starts {
                 self.nan_states.remove(&slot);
             }
             if starts && let Some(source) = sources.next().filter(|source| *source != NO_SNAPSHOT) {
                 assert_eq!(
-                    self.snapshot_namespaces[&source], namespace,
-                    "a state of another namespace is read"
+                    self.snapshot_owners[&source], owner,
+                    "a state of another namespace or adapter is read"
                 );
                 if self.nan_snapshots.contains(&source) {
                     self.nan_states.insert(slot);
@@ -84,19 +89,13 @@ impl Pages {
             for (block, &page) in table.iter().enumerate() {
                 let begin = block as u32 * block_size;
                 if begin >= from {
-                    self.namespaces.insert(page, namespace);
+                    self.owners.insert(page, owner);
                     self.nan.remove(&page);
                 } else if starts {
-                    assert_eq!(self.namespaces[&page], namespace, "a page of another namespace is read");
+                    assert_eq!(self.owners[&page], owner, "a page of another namespace or adapter is read");
                 }
             }
-            rows.push(Row {
-                slot,
-                namespace,
-                from,
-                to,
-                samples: plan.flags[at] & RowFlag::Sample as u8 != 0,
-            });
+            rows.push(Row { slot, owner, from, to, samples: plan.flags[at] & RowFlag::Sample as u8 != 0 });
         }
         // All rows of a plan write before any reads.
         let mut bad: BTreeSet<usize> = overflows.into_iter().filter(|at| *at < rows.len()).collect();
@@ -120,7 +119,7 @@ impl Pages {
         }
         for save in column(&plan.saves).chunks(3) {
             let (row, place) = (&rows[save[0] as usize], save[2]);
-            self.snapshot_namespaces.insert(place, row.namespace);
+            self.snapshot_owners.insert(place, row.owner);
             match bad.contains(&(save[0] as usize)) {
                 true => self.nan_snapshots.insert(place),
                 false => self.nan_snapshots.remove(&place),

@@ -7,7 +7,7 @@ use penstock_proto::ids::{SequenceId, TokenId};
 use penstock_proto::tables::Window;
 use proptest::prelude::*;
 
-use super::harness::{Harness, STEP, every_forcing, spec, tiny};
+use super::harness::{Harness, STEP, adapter, every_forcing, spec, tiny, with_adapters};
 use super::masks::lazily_forcing;
 use crate::constraint::Grammar;
 use crate::scheduler::cache_names::Namespace;
@@ -59,8 +59,9 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
         (1u32..9, 1u32..40, prop::option::of(Just(2u32)), 0u32..6, any::<bool>()),
     );
     let priority = prop_oneof![3 => Just(0), 1 => -1..3];
-    (prompts(), 1u32..96, sampling, options, grammar, priority).prop_map(
-        move |(prompt, new, sampling, options, grammar, priority)| {
+    let number = prop::option::weighted(0.3, 1u32..3);
+    (prompts(), 1u32..96, sampling, options, grammar, priority, number).prop_map(
+        move |(prompt, new, sampling, options, grammar, priority, number)| {
             let (seed, samples, penalty, bias) = sampling;
             let (ignore_eos, prompt_logprobs, top_tokens, cache_namespace, least, watermark, tenant) =
                 options;
@@ -91,6 +92,7 @@ fn specs(encoder: bool) -> impl Strategy<Value = SequenceSpec> {
                     true => lazily_forcing(modulus, forced.min(4), length),
                     false => every_forcing(modulus, length, end, forced),
                 }),
+                adapter: number.map(adapter),
                 cache_namespace: Namespace(cache_namespace.into()),
                 tenant: Tenant::Key(tenant),
                 priority: Priority(priority),
@@ -154,6 +156,8 @@ fn with_calls(op: Op, grammars: &[Option<Arc<dyn Grammar>>]) -> Op {
 
 fn run(ops: Vec<Op>, config: MockConfig, slots: u32, budget: u32, drafting: Drafting) {
     let pages = config.pages;
+    let asks = |op: &Op| matches!(op, Op::Submit(spec, _) if spec.adapter.is_some());
+    let config = if ops.iter().any(asks) { with_adapters(config) } else { config };
     let mut harness = Harness::new(config, slots, budget).speculating(drafting);
     let mut ids: Vec<SequenceId> = Vec::new();
     for op in ops {
@@ -316,7 +320,7 @@ proptest! {
         slots in 2u32..9,
         budget in 9u32..80,
     ) {
-        let mut harness = Harness::new(MockConfig { pages: 40, ..tiny() }, slots, budget);
+        let mut harness = Harness::new(with_adapters(MockConfig { pages: 40, ..tiny() }), slots, budget);
         harness.most_rows = most_rows;
         let ids: Vec<_> = specs.into_iter().map(|spec| harness.submit(spec)).collect();
         let (mut since_token, mut seen) = (0, (0, 0));

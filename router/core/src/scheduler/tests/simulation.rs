@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::client::Client;
-use super::harness::every_forcing;
+use super::harness::{adapter, every_forcing, with_adapters};
 use super::random::of_family;
 use crate::clock;
 use crate::generation::{
@@ -359,6 +359,7 @@ impl World<'_> {
             prompt_logprobs: false,
             grammar: None,
             grammar_is_optional: false,
+            adapter: spec.adapter,
             user: None,
             cache_salt: None,
             priority: Some(spec.priority),
@@ -555,6 +556,7 @@ fn config_of(random: &mut Random, slots: u32) -> (MockConfig, u32) {
         step_per_token: Duration::from_micros(random.below(50).into()),
         ..MockConfig::default()
     };
+    let plain = if random.one_in(3) { with_adapters(plain) } else { plain };
     let mut config = match random.below(10) {
         0 => {
             let window =
@@ -625,6 +627,10 @@ fn spec_of(random: &mut Random, config: &MockConfig, now: Instant) -> SequenceSp
         stop_token_ids: if random.one_in(4) { vec![TokenId(11), TokenId(12)] } else { Vec::new() },
         top_tokens: random.below(3),
         constraint,
+        adapter: (!config.adapters.is_empty())
+            .then(|| random.of(&[None, Some(1), Some(2)]))
+            .flatten()
+            .map(adapter),
         cache_namespace: Namespace(random.below(2).into()),
         tenant: Tenant::Key(random.below(3)),
         priority: Priority(random.of(&[0, 0, 0, -1, 1, 2])),

@@ -59,6 +59,21 @@ impl Rows {
         require!(named, "tokens are held back from no position, or none below one");
         Ok(rows)
     }
+
+    /// Each START row names one of so many adapters, or none of them.
+    pub fn check_adapters(&self, count: usize) -> Result<(), String> {
+        let StartColumns { adapters, seeds, .. } = &self.starts;
+        require!(count > 0 || adapters.is_empty(), "starts.adapters names some to a model without adapters");
+        require!(
+            count == 0 || adapters.len() == seeds.len(),
+            "starts.adapters is absent, of a model with {count} adapters"
+        );
+        let beyond = adapters.iter().find(|adapter| **adapter as usize > count);
+        match beyond {
+            Some(beyond) => Err(format!("starts.adapters names adapter {beyond} of {count}")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Of rows with so many drafts each.
@@ -85,6 +100,8 @@ pub(super) struct Start {
     /// Its place among the START rows of its plan.
     pub at: usize,
     pub encoder: Encoder,
+    /// Counted from 1; 0: none.
+    pub adapter: u32,
     pub key: SamplingKey,
     pub top_tokens: u32,
 }
@@ -138,6 +155,7 @@ impl Cursor {
         require!((encoder > 0) == reads, "a sequence with {encoder} encoder tokens");
         Ok(Start {
             at: m,
+            adapter: starts.adapters.get(m).copied().unwrap_or(0),
             encoder: Encoder::new(encoder, config.block_size),
             key: SamplingKey {
                 seed: starts.seeds[m],

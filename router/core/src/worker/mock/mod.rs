@@ -27,6 +27,8 @@ use std::time::Duration;
 
 use penstock_proto::tables::{Tables, Window};
 use penstock_proto::{CONTRACT, CacheGroup, CacheKind, CostModel, ModelDescription, Prepared};
+#[cfg(any(test, feature = "mock"))]
+use sha2::{Digest, Sha256};
 
 pub use model::MockModel;
 #[cfg(any(test, feature = "mock"))]
@@ -61,6 +63,8 @@ pub struct MockConfig {
     pub fits: u32,
     /// Of an encoder-decoder; empty: it is a decoder.
     pub decoder_start_ids: Vec<u32>,
+    /// Names of those that it was loaded with.
+    pub adapters: Vec<String>,
     pub world_size: u32,
     pub stages: u32,
     pub step_fixed: Duration,
@@ -121,6 +125,7 @@ impl MockConfig {
             draft_trees: prepared.draft_trees,
             max_positions: u32::MAX,
             decoder_start_ids: model.decoder_start_ids.clone(),
+            adapters: model.adapters.iter().map(|adapter| adapter.name.clone()).collect(),
             world_size: model.world_size,
             stages: model.stages,
             ..Self::default()
@@ -164,6 +169,17 @@ impl MockConfig {
         full.into_iter().chain(windows).chain(state).collect()
     }
 
+    /// As a description has them, each with a digest of its name.
+    #[cfg(any(test, feature = "mock"))]
+    pub fn described_adapters(&self) -> Vec<penstock_proto::Adapter> {
+        let described = |name: &String| {
+            let digest = Sha256::digest(name);
+            let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            penstock_proto::Adapter { name: name.clone(), digest }
+        };
+        self.adapters.iter().map(described).collect()
+    }
+
     /// The first rank of the last stage.
     #[cfg(any(test, feature = "mock"))]
     fn output_rank(&self) -> u32 {
@@ -193,6 +209,7 @@ impl Default for MockConfig {
             max_positions: 4096,
             fits: u32::MAX,
             decoder_start_ids: Vec::new(),
+            adapters: Vec::new(),
             world_size: 1,
             stages: 1,
             step_fixed: Duration::ZERO,

@@ -5,9 +5,14 @@ use std::collections::VecDeque;
 use penstock_proto::ids::TokenId;
 
 use super::columns::Encoder;
-use super::sampling::{ROOT, SamplingKey, alternative, extend, mix, prompt_logprob, read};
+use super::sampling::{SamplingKey, alternative, extend, mix, prompt_logprob, read, root};
 use super::{MockConfig, MockModel};
 use crate::scheduler::{PromptLogprob, SequenceSpec};
+
+/// Of its adapter, as plans have it.
+fn number(spec: &SequenceSpec) -> u32 {
+    spec.adapter.map_or(0, |adapter| adapter.number.get())
+}
 
 impl MockModel {
     /// What an undisturbed run of `spec` samples, with its end.
@@ -21,9 +26,12 @@ impl MockModel {
             key.held_back = (ends, from + spec.sampling.min_new_tokens);
         }
         let encoder = Encoder::new(spec.encoder.len() as u32, config.block_size);
+        let adapter = number(spec);
         let mut chain = match encoder.positions {
-            0 => ROOT,
-            positions => mix(read(spec.encoder.iter().map(|token| token.0)), u64::from(positions - 1)),
+            0 => root(adapter),
+            positions => {
+                mix(read(adapter, spec.encoder.iter().map(|token| token.0)), u64::from(positions - 1))
+            }
         };
         let prompt = spec.prompt.iter().map(|token| token.0);
         let before = encoder.positions + spec.prompt.len() as u32;
@@ -81,7 +89,7 @@ impl MockModel {
 
     /// The log probabilities of `spec`'s prompt.
     pub fn reference_prompt(config: &MockConfig, spec: &SequenceSpec) -> Vec<PromptLogprob> {
-        let mut chain = ROOT;
+        let mut chain = root(number(spec));
         let mut logprobs = vec![PromptLogprob::default()];
         for (pair, position) in spec.prompt.windows(2).zip(0..) {
             chain = extend(chain, pair[0].0, position);

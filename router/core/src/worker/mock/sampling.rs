@@ -14,13 +14,18 @@ pub(super) fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// What the first token follows, of a sequence that is computed with an adapter; 0: with none.
+pub(super) fn root(adapter: u32) -> u64 {
+    if adapter == 0 { ROOT } else { mix(ROOT, 1000 + u64::from(adapter)) }
+}
+
 pub(super) fn extend(chain: u64, token: u32, position: u32) -> u64 {
     mix(mix(chain, u64::from(token)), u64::from(position))
 }
 
-/// What stands for all that an encoder has read.
-pub(super) fn read(tokens: impl Iterator<Item = u32>) -> u64 {
-    tokens.fold(mix(ROOT, 17), |chain, token| mix(chain, u64::from(token)))
+/// What stands for all that an encoder has read, with an adapter.
+pub(super) fn read(adapter: u32, tokens: impl Iterator<Item = u32>) -> u64 {
+    tokens.fold(mix(root(adapter), 17), |chain, token| mix(chain, u64::from(token)))
 }
 
 /// What a sequence is sampled with, as far as it is not the model's.

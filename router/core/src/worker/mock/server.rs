@@ -187,6 +187,7 @@ impl Worker for Calls {
             draft_model: (config.wrong_draft_one_in > 0)
                 .then(|| DraftModel { model_type: "mock".into(), parameters: 1 }),
             frames: false,
+            adapters: config.described_adapters(),
         }))
     }
 

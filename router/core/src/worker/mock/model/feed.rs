@@ -6,7 +6,7 @@ use super::pages::{NO_PAGE, Stored};
 use super::states::State;
 use super::{Draft, MockModel, Slot};
 use crate::worker::mock::columns::{Cursor, Rows};
-use crate::worker::mock::sampling::{ROOT, SamplingKey, extend, mix, read};
+use crate::worker::mock::sampling::{SamplingKey, extend, mix, read, root};
 
 impl MockModel {
     pub(super) fn write(
@@ -121,7 +121,7 @@ impl MockModel {
             require!(known, "row {at}: its history is not what it feeds");
         }
         let mut chain = match position.checked_sub(1) {
-            None => ROOT,
+            None => root(state.adapter),
             Some(_) if self.tables.count() == 0 => state.state().chain,
             Some(before) => match self.stored(&state.pages, 0, before) {
                 Some(stored) => stored.chain,
@@ -146,7 +146,7 @@ impl MockModel {
         state.drafts = self.tree(rows, at, &fed)?;
         let is_tree = state.drafts.iter().zip(1..).any(|(draft, number)| draft.depth != number);
         state.states.clear();
-        let read = read(fed.iter().copied().take(encoder.tokens as usize));
+        let read = read(state.adapter, fed.iter().copied().take(encoder.tokens as usize));
         let mut chains = Vec::new();
         for (&token, place) in fed.iter().zip(position..) {
             require!(token < self.config.vocab_size, "row {at} feeds token {token}");

@@ -61,6 +61,7 @@ struct Slot {
     /// The last token fed that is no draft.
     last: u32,
     encoder: Encoder,
+    adapter: u32,
     /// Positions that it has, fed or found in filled blocks. Of a row whose drafts are a tree those before them, until it is known which
     /// are accepted.
     len: u32,
@@ -156,6 +157,7 @@ impl MockModel {
             self.let_go(&held.pages);
         }
         let rows = Rows::read(plan)?;
+        rows.check_adapters(self.config.adapters.len())?;
         let mut masks = masks.map(|masks| self.read_masks(&rows, masks)).transpose()?;
         self.guesses_tokens |=
             masks.is_none() && rows.flags.iter().any(|flags| flags & RowFlag::Masked as u8 != 0);
@@ -300,13 +302,14 @@ fn update_digest(digest: &mut crc32fast::Hasher, plan: &StepPlan) {
 
 impl Slot {
     fn new(start: Start, source: State) -> Self {
-        let Start { encoder, key, top_tokens, .. } = start;
+        let Start { encoder, adapter, key, top_tokens, .. } = start;
         Self {
             pages: Vec::new(),
             blocks: 0,
             states: vec![source],
             last: 0,
             encoder,
+            adapter,
             len: 0,
             base: 0,
             drafts: Vec::new(),

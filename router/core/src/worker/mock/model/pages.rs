@@ -4,7 +4,7 @@ use penstock_proto::RowFlag;
 
 use super::{MockModel, Slot};
 use crate::worker::mock::columns::{Encoder, Rows};
-use crate::worker::mock::sampling::{ROOT, extend, mix, read};
+use crate::worker::mock::sampling::{extend, mix, read, root};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
@@ -102,8 +102,9 @@ impl MockModel {
     /// All that a row which begins at `position` sees in a table is its sequence's.
     pub(super) fn check_visible(&self, state: &Slot, table: u32, position: u32) -> Result<(), String> {
         let Encoder { tokens, positions } = state.encoder;
-        let read = read((0..tokens).filter_map(|p| self.stored(&state.pages, table, p)).map(|s| s.token));
-        let mut before = Some(ROOT);
+        let its = (0..tokens).filter_map(|p| self.stored(&state.pages, table, p)).map(|s| s.token);
+        let read = read(state.adapter, its);
+        let mut before = Some(root(state.adapter));
         let first = self.first_visible(table, position);
         if first > 0 {
             before = None;

@@ -4,7 +4,7 @@ use penstock_proto::RowFlag;
 
 use super::{MockModel, Slot};
 use crate::worker::mock::columns::Rows;
-use crate::worker::mock::sampling::ROOT;
+use crate::worker::mock::sampling::{ROOT, root};
 
 /// A recurrent state: of how many tokens, and their hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,10 @@ impl MockModel {
             return Ok(vec![NO_STATE; rows.starts.seeds.len()]);
         }
         let mut sources = Vec::new();
-        for ((_, &position), &place) in starts.zip(named) {
+        for (((_, &position), &place), at) in starts.zip(named).zip(0..) {
+            let adapter = rows.starts.adapters.get(at).copied().unwrap_or(0);
             sources.push(match place {
-                NO_SNAPSHOT => NO_STATE,
+                NO_SNAPSHOT => State { chain: root(adapter), ..NO_STATE },
                 place => {
                     let saved = self.snapshots.get(place as usize).copied().flatten();
                     saved.ok_or_else(|| format!("snapshot {place} was not saved"))?
