@@ -76,10 +76,10 @@ fn choices_of_one_adapter_are_copied_from_and_those_of_others_are_not() {
 #[test]
 fn who_starts_again_names_its_adapter_again() {
     // So few pages that they preempt each other.
-    let mut harness = Harness::new(with_adapters(tiny()), 4, 64);
+    let mut harness = Harness::new(with_adapters(tiny()), 8, 32);
     let submit = |harness: &mut Harness| {
-        for number in [Some(1), Some(2), None] {
-            harness.submit(with(number, &prompt(), 50));
+        for number in [Some(1), Some(2), None, Some(2), Some(1), None, Some(1), Some(2)] {
+            harness.submit(with(number, &prompt()[..8], 60));
         }
     };
     submit(&mut harness);
