@@ -105,7 +105,7 @@ def test_nothing_is_shared_between_adapters(server: Launched) -> None:
         before = server.metrics().value("penstock_prefix_hit_tokens")
         parameters = {"max_new_tokens": 4} | ({} if name is None else {"adapter_id": name})
         reply = wire.post(server.address, "/generate", {"inputs": prompt, "parameters": parameters})
-        assert reply.status == 200, reply.text()
+        assert reply.status == 200, reply.text
         return int(server.metrics().value("penstock_prefix_hit_tokens") - before)
 
     for name in (None, *NAMES):
@@ -153,8 +153,8 @@ def test_an_adapter_that_is_not_loaded_is_named(server: Launched) -> None:
         ("/v1/chat/completions", {"messages": user("a"), "adapter_id": "mine"}),
     ):
         reply = wire.post(server.address, path, body)
-        assert reply.status == 422, reply.text()
-        assert all(word in reply.text() for word in ("adapter_id", "mine", *NAMES)), reply.text()
+        assert reply.status == 422, reply.text
+        assert all(word in reply.text for word in ("adapter_id", "mine", *NAMES)), reply.text
 
 
 def test_structured_output_and_tools_work_with_an_adapter(server: Launched) -> None:
@@ -175,7 +175,7 @@ def test_structured_output_and_tools_work_with_an_adapter(server: Launched) -> N
             },
         }
         reply = wire.post(server.address, "/generate", body)
-        assert 0 <= json.loads(reply.json()["generated_text"])["n"] <= 99, reply.text()
+        assert 0 <= json.loads(reply.json()["generated_text"])["n"] <= 99, reply.text
 
 
 def test_killed_half_way_each_goes_on_with_its_adapter(launch: Launch, adapters: str) -> None:
