@@ -41,7 +41,7 @@ def write(folder: Path, seed: int, only: str = "") -> Path:
         tensors[f"{at}.lora_A.weight"] = generator.normal(size=(8, inputs), scale=inputs**-0.5).astype(
             np.float32
         )
-        tensors[f"{at}.lora_B.weight"] = generator.normal(size=(outputs, 8), scale=0.01).astype(np.float32)
+        tensors[f"{at}.lora_B.weight"] = generator.normal(size=(outputs, 8), scale=0.2).astype(np.float32)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     said = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "base_model_name_or_path": "penstock-tiny"}
