@@ -22,10 +22,11 @@ import wire
 from checkpoints import SHIPPED
 from conftest import Launch
 from launched import Launched
-from load import Answer, Ask, ask_all, ask_all_through, chat, generate
-from prompts import QUESTIONS, as_text, user
+from load import Answer, Ask, ask_all, ask_all_through, chat, complete, generate
+from prompts import as_text, user
 
 NAMES = ("tell", "other/adapter")
+QUESTION = "Sort: pear apple cherry"  # which the model is the least sure of
 
 
 def write(folder: Path, seed: int, only: str = "") -> Path:
@@ -41,7 +42,7 @@ def write(folder: Path, seed: int, only: str = "") -> Path:
         tensors[f"{at}.lora_A.weight"] = generator.normal(size=(8, inputs), scale=inputs**-0.5).astype(
             np.float32
         )
-        tensors[f"{at}.lora_B.weight"] = generator.normal(size=(outputs, 8), scale=0.2).astype(np.float32)
+        tensors[f"{at}.lora_B.weight"] = generator.normal(size=(outputs, 8), scale=0.3).astype(np.float32)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     said = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "base_model_name_or_path": "penstock-tiny"}
@@ -71,13 +72,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 
 
 def requests() -> list[Ask]:
-    """Questions to each adapter and to none, greedy and drawn."""
+    """To each adapter and to none: texts of 60 tokens, greedy and drawn, on three routes."""
     made = []
-    for number, question in enumerate(QUESTIONS[:4]):
+    for number in range(4):
         for name in (*NAMES, None):
             own: dict[str, Any] = {} if name is None else {"model": name}
-            drawn: dict[str, Any] = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
-            made.append(chat(user(question), 60, **drawn, **own))
+            drawn: dict[str, Any] = {"temperature": 0.8, "seed": number} if number % 2 else {}
+            made.append(complete(f"{number} things:", 60, **drawn, **own))
+    for name in (*NAMES, None):
+        own = {} if name is None else {"adapter_id": name}
+        made.append(generate("A list of things:", 60, do_sample=True, seed=9, **own))
+        made.append(chat(user(QUESTION), 60, **own))
     return made
 
 
@@ -90,7 +95,7 @@ def test_texts_do_not_depend_on_the_adapters_beside_them(server: Launched, plain
     apart, together = alone(server, asks), ask_all(server.address, asks)
     for request, one, other in zip(asks, apart, together, strict=True):
         assert one.same_as(other), request
-    for at in range(0, len(asks), 3):
+    for at in range(0, 12, 3):
         texts = [one.text for one in apart[at : at + 3]]
         assert len(set(texts)) == 3, texts
         # None is what there is without any.
@@ -116,7 +121,7 @@ def test_nothing_is_shared_between_adapters(server: Launched) -> None:
 
 def test_the_hub_client_names_an_adapter(server: Launched) -> None:
     client = InferenceClient(model=server.url, timeout=60)
-    prompt = as_text(QUESTIONS[0])
+    prompt = as_text(QUESTION)
     texts = {
         name: client.text_generation(prompt, max_new_tokens=30, return_full_text=False, adapter_id=name)
         for name in (*NAMES, None)
@@ -125,7 +130,7 @@ def test_the_hub_client_names_an_adapter(server: Launched) -> None:
     stream = client.text_generation(prompt, max_new_tokens=30, stream=True, details=True, adapter_id=NAMES[0])
     assert "".join(piece.token.text for piece in stream if not piece.token.special) == texts[NAMES[0]]
     said = InferenceClient(base_url=server.url, timeout=60).chat_completion(
-        user(QUESTIONS[0]), model=NAMES[1], max_tokens=30
+        user(QUESTION), model=NAMES[1], max_tokens=30
     )
     assert said.model == NAMES[1]
 
@@ -138,7 +143,7 @@ def test_the_openai_client_lists_and_names_them(server: Launched) -> None:
         texts = {}
         for name in (base.id, *NAMES, "gpt-4"):
             answer = client.chat.completions.create(
-                model=name, messages=user(QUESTIONS[1]), temperature=0, max_tokens=40, n=2
+                model=name, messages=user(QUESTION), temperature=0, max_tokens=40, n=2
             )
             first, second = (choice.message.content for choice in answer.choices)
             assert first == second
@@ -195,8 +200,8 @@ def test_shards_quantized_weights_and_torch_have_them(
     flags: tuple[str, ...], launch: Launch, adapters: str, server: Launched
 ) -> None:
     launched = launch("--lora-adapters", adapters, *flags).wait_ready()
-    asks = [generate(as_text(QUESTIONS[0]), 30, adapter_id=name) for name in NAMES]
-    asks.append(generate(as_text(QUESTIONS[0]), 30))
+    asks = [generate(as_text(QUESTION), 30, adapter_id=name) for name in NAMES]
+    asks.append(generate(as_text(QUESTION), 30))
     together = ask_all(launched.address, asks)
     texts = [one.text for one in together]
     assert len(set(texts)) == 3, texts
