@@ -86,13 +86,13 @@ serve: install ## build, install and serve the model that ships, on port 3000 (A
 
 # --- Testing ------------------------------------------------------------------------------------------
 
-# Rust is compiled beside whatever is installed; then tests of Rust and linters run beside those in Python, most of which
-# wait for servers to start.
+# Rust is compiled beside whatever is installed. Then what waits, which is servers and their clients, runs beside what computes: Rust's tests,
+# linters, kernels, worker and models, which give way to it.
 .PHONY: test
 test: ## lint, and run the tests that CI runs
 	$(MAKE) --jobs 2 build-rust-tests environments
 	$(MAKE) install
-	$(MAKE) --jobs 2 rust-and-lint test-beside
+	$(MAKE) --jobs 2 test-serving test-computing
 	$(MAKE) test-alone
 
 # The binary that the tests start is the one that `make install` makes, and is compiled once.
@@ -104,10 +104,6 @@ build-rust-tests: # with as many jobs as cargo thinks right
 
 .PHONY: environments
 environments: $(DEVELOPED) $(ENGINE) client-environments
-
-.PHONY: rust-and-lint
-rust-and-lint:
-	$(MAKE) test-rust lint
 
 .PHONY: lint
 lint: $(DEVELOPED) ## formatters, linters and type checkers
@@ -126,18 +122,28 @@ audit: | $(filter .cache/uv/bin/uv,$(UV)) ## known vulnerabilities, licences and
 test-rust: ## tests of router and launcher
 	MAKEFLAGS= cargo test --locked --workspace $(AS_IN_TESTS)
 
-# What measures time runs after the rest. Only its files are collected. Tests with servers wait for them a fifth of the time.
+# What measures time runs after the rest. Only its files are collected.
 PYTEST := $(BIN)/python -m pytest
-BESIDE := -m 'not tail and not alone' --numprocesses
+BESIDE := -m 'not tail and not alone' --dist worksteal --numprocesses
 ALONE := -m 'alone and not tail'
 MEASURED = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark[.]alone' $(1))
 NO_CLIENTS := --ignore integration-tests/test_clients.py
+# Each model beside what transformers makes of it: mostly in one process, without a server.
+PARITY := integration-tests/parity
+NICE := nice -n 5
 
-.PHONY: test-beside
-test-beside: install $(DEVELOPED) client-environments
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 2 --dist worksteal kernels/tests
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) 3 --dist worksteal server/tests
-	$(PYTEST) $(BESIDE) 3 --dist worksteal integration-tests
+.PHONY: test-serving
+test-serving: install $(DEVELOPED) client-environments
+	$(PYTEST) $(BESIDE) 3 integration-tests --ignore $(PARITY)
+
+# One after the other: a line each, and no target that make could begin before its turn.
+.PHONY: test-computing
+test-computing: install $(DEVELOPED)
+	$(NICE) $(MAKE) test-rust
+	$(NICE) $(MAKE) lint
+	OMP_NUM_THREADS=1 $(NICE) $(PYTEST) $(BESIDE) 2 kernels/tests
+	OMP_NUM_THREADS=1 $(NICE) $(PYTEST) $(BESIDE) 3 server/tests
+	OMP_NUM_THREADS=1 $(NICE) $(PYTEST) $(BESIDE) 2 $(PARITY)
 
 .PHONY: test-alone
 test-alone: install $(DEVELOPED)
@@ -195,7 +201,7 @@ tail-tests: install $(DEVELOPED) client-environments
 	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) server/tests --ignore $(OF_A_PAGE) -m 'tail and not alone'
 	$(PYTEST) $(OF_A_PAGE) -m '' # what its table says is of all its cases, in one process
 	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) kernels/tests --ignore $(ON_ARM) -m 'tail and not alone'
-	$(PYTEST) $(TAIL_BESIDE) integration-tests --ignore integration-tests/parity -m 'tail and not alone'
+	$(PYTEST) $(TAIL_BESIDE) integration-tests --ignore $(PARITY) -m 'tail and not alone'
 	$(PYTEST) $(call MEASURED,integration-tests) -m 'tail and alone'
 
 tail-arm: install $(DEVELOPED) # the engine's tests under QEMU
@@ -209,8 +215,8 @@ PARITY_SEEN := $(abspath .cache/parity-seen.jsonl)
 tail-parity: export PENSTOCK_SEEN := $(PARITY_SEEN)
 tail-parity: install $(DEVELOPED) # every family served over HTTP, every architecture of transformers
 	: > $(PARITY_SEEN)
-	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) integration-tests/parity -m '' --ignore integration-tests/parity/test_the_page.py
-	$(PYTEST) integration-tests/parity/test_the_page.py -m ''
+	OMP_NUM_THREADS=1 $(PYTEST) $(TAIL_BESIDE) $(PARITY) -m '' --ignore $(PARITY)/test_the_page.py
+	$(PYTEST) $(PARITY)/test_the_page.py -m ''
 
 # libFuzzer's counters are of LLVM and need no nightly Rust; with a target they are in no build script.
 FUZZ_SECONDS ?= 60
