@@ -15,12 +15,11 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from engine_speed import Generate, measure, penstock
+from engine_speed import Generate, by_transformers, measure, penstock
 from penstock.adapters import Adapter, read
 from penstock.models.adapting import adaptable
 
@@ -54,23 +53,8 @@ def with_peft(model: Path, adapter: Path) -> Generate:
     import peft
     from transformers import AutoModelForCausalLM
 
-    made: Any = peft.PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), adapter
-    )
-
-    def generate(prompts: list[list[int]], new: int) -> None:
-        ids = torch.tensor(prompts)
-        with torch.inference_mode():
-            made.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-
-    return generate
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    return by_transformers(peft.PeftModel.from_pretrained(plain, adapter))
 
 
 def main() -> None:

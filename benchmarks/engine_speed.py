@@ -107,13 +107,17 @@ def transformers(folder: Path, dtype: torch.dtype) -> Generate:
 
     reads_images = "vision_config" in json.loads((folder / "config.json").read_text())
     kind: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-    model: Any = kind.from_pretrained(folder, dtype=dtype)
+    return by_transformers(kind.from_pretrained(folder, dtype=dtype))
+
+
+def by_transformers(model: Any) -> Generate:
+    """`generate` of a model that is loaded."""
 
     def generate(prompts: list[list[int]], new: int) -> None:
         ids = torch.tensor(prompts)
         with torch.inference_mode():
             model.generate(
-                ids,
+                input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new,
                 do_sample=False,
