@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from openai import OpenAI
+from playwright.sync_api import expect
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import wire
+from browser import CHAT, Chat, body_of, chromium
 from checkpoints import SHIPPED
 from conftest import Launch
 from launched import Launched
@@ -150,6 +152,29 @@ def test_the_openai_client_lists_and_names_them(server: Launched) -> None:
             texts[name] = first
         assert texts["gpt-4"] == texts[base.id]
         assert len({texts[name] for name in (base.id, *NAMES)}) == 3
+
+
+def test_the_page_offers_them(server: Launched, plain: Launched) -> None:
+    """And asks the one that was chosen, also behind a reload."""
+    with chromium() as browser, Chat(browser, server.url).open() as chat:
+        choice = chat.page.get_by_label("Adapter", exact=True)
+        expect(choice).to_be_visible()
+        assert choice.locator("option").all_inner_texts() == ["none", *NAMES]
+        chat.set("Max tokens", 30)
+        said = {}
+        for name in ("", *NAMES):
+            choice.select_option(name)
+            with chat.page.expect_request(CHAT) as request:
+                chat.ask(QUESTION)
+            assert body_of(request.value)["model"] == (name or wire.get(server.address, "/info").json()["model_id"])
+            said[name] = chat.words.inner_text()
+            chat.button("New conversation").click()
+        assert len(set(said.values())) == 3, said
+        chat.page.reload()
+        expect(choice).to_have_value(NAMES[1])
+    with chromium() as browser, Chat(browser, plain.url).open() as chat:
+        expect(chat.state).to_have_text("Ready")
+        expect(chat.page.get_by_label("Adapter", exact=True)).to_be_hidden()
 
 
 def test_an_adapter_that_is_not_loaded_is_named(server: Launched) -> None:

@@ -119,7 +119,7 @@ async function answer(turn) {
   turn.answer = answer;
   settings.check();
   answer.sent = {
-    model: server.info?.model_id ?? "tgi",
+    model: settings.adapter || (server.info?.model_id ?? "tgi"),
     messages: messages(turn),
     stream: true,
     stream_options: { include_usage: true },
@@ -348,6 +348,7 @@ function tell(seen) {
   byId("state-reason").hidden = !seen.reason;
   if (before.state !== seen.state && before.state !== "unknown") say(`Server: ${word}. ${seen.reason}`);
   showNumbers(seen);
+  if (seen.info) settings.offer(seen.info.adapters ?? []);
   if (seen.info && !bounds) learnBounds();
   if (underWay) show(underWay.turn);
 }

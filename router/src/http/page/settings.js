@@ -5,6 +5,7 @@ import { element } from "./draw.js";
 import { Literal, decode } from "./stream.js";
 
 const FIELDS = [
+  { name: "adapter", label: "Adapter", kind: "choice" },
   { name: "system", label: "System prompt", kind: "text", rows: 3 },
   { name: "temperature", label: "Temperature", kind: "number" },
   { name: "top_p", label: "Top-p", kind: "number" },
@@ -47,7 +48,7 @@ export class Settings {
 
   build(field) {
     const id = `set-${field.name}`;
-    const input = element(field.rows ? "textarea" : "input", {
+    const input = element(field.kind === "choice" ? "select" : field.rows ? "textarea" : "input", {
       id,
       rows: field.rows,
       dir: "auto",
@@ -59,12 +60,23 @@ export class Settings {
     this.inputs[field.name] = input;
     return element(
       "div",
-      { className: field.rows ? "field tall" : "field" },
+      { className: field.rows ? "field tall" : "field", hidden: field.kind === "choice" },
       element("label", { htmlFor: id }, field.label),
       element("span", { id: `${id}-bounds`, className: "bounds" }, field.hint ?? ""),
       input,
       element("span", { id: `${id}-wrong`, className: "wrong" }),
     );
+  }
+
+  /** Adapters that the server has loaded; without any nothing is to choose. What was chosen stays so where it is among them. */
+  offer(adapters) {
+    const input = this.inputs.adapter;
+    const chosen = adapters.includes(input.value) ? input.value : "";
+    const offered = [...input.options].slice(1).map((one) => one.value);
+    if (offered.join() === adapters.join() && input.value === chosen) return;
+    input.replaceChildren(new Option("none", ""), ...adapters.map((name) => new Option(name, name)));
+    input.value = chosen;
+    input.parentElement.hidden = !adapters.length;
   }
 
   /** `schema`: the properties of a chat request in the OpenAPI document; `info`: the answer of /info. */
@@ -87,7 +99,7 @@ export class Settings {
   complaint(field) {
     const given = this.inputs[field.name].value.trim();
     const schema = this.schemas[field.name] ?? {};
-    if (!given || field.kind === "text") return "";
+    if (!given || field.kind === "text" || field.kind === "choice") return "";
     if (field.kind === "schema" || field.kind === "tools") return fault(given, field.kind === "tools");
     if (field.kind === "texts") {
       const most = schema.oneOf?.find((one) => one.maxItems !== undefined)?.maxItems;
@@ -133,6 +145,10 @@ export class Settings {
   }
 
   /** What goes into a request, in the order of the form. */
+  get adapter() {
+    return this.inputs.adapter.value;
+  }
+
   get system() {
     return this.inputs.system.value;
   }
@@ -141,7 +157,7 @@ export class Settings {
     const body = {};
     for (const { name, kind } of FIELDS) {
       const given = this.inputs[name].value;
-      if (kind === "text" || !given.trim()) continue;
+      if (kind === "text" || kind === "choice" || !given.trim()) continue;
       if (kind === "texts") body[name] = stops(given);
       else if (kind === "schema") body[name] = format(given);
       else if (kind === "tools") body[name] = tools(given);
@@ -159,7 +175,11 @@ export class Settings {
   set values(values) {
     for (const field of FIELDS) {
       const value = values[field.name];
-      if (typeof value === "string") this.inputs[field.name].value = value;
+      if (typeof value !== "string") continue;
+      const input = this.inputs[field.name];
+      // Which ones there are the server says later.
+      if (field.kind === "choice" && value) input.append(new Option(value, value));
+      input.value = value;
     }
     this.check();
   }
