@@ -1,6 +1,7 @@
 //! `--lora-adapters`: which adapters are loaded beside the model, what requests call them, and where their files are. Whether an adapter
 //! fits the model the worker says, which reads it.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::child_spawner::ChildSpawner;
@@ -39,6 +40,16 @@ pub struct Adapter {
 impl Named {
     pub fn on_hub(&self) -> Option<&str> {
         matches!(self.place, Place::Hub { .. }).then_some(self.name.as_str())
+    }
+
+    /// For the doctor, which fetches none: NAME=FOLDER, or of one on the hub its name.
+    pub fn for_doctor(&self) -> OsString {
+        let mut said = OsString::from(&self.name);
+        if let Place::Folder(folder) = &self.place {
+            said.push("=");
+            said.push(folder);
+        }
+        said
     }
 }
 

@@ -127,8 +127,10 @@ impl Doctor {
             ("--json", self.json),
         ];
         let given = optional.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?])).flatten();
+        let (adapters, _) = model.adapters().unwrap_or_default(); // what is wrong with them was said
+        let adapters = adapters.into_iter().flat_map(|one| ["--lora-adapters".into(), one.for_doctor()]);
         let on = switches.into_iter().filter(|(_, on)| *on).map(|(flag, _)| flag.into());
-        given.chain(on).collect()
+        given.chain(adapters).chain(on).collect()
     }
 }
 
@@ -180,6 +182,11 @@ mod tests {
         assert_eq!(exact, ["--memory-fraction", "0.9", "--deterministic", "--meets-elsewhere"]);
         let drafting = arguments("doctor --speculate-model c/d --speculate-model-revision main");
         assert_eq!(drafting[..4], ["--speculate-model", "c/d", "--speculate-model-revision", "main"]);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
+        let named = format!("mine={}", folder.path().display());
+        let adapted = arguments(&format!("doctor --lora-adapters {named},a/b@main"));
+        assert_eq!(adapted[2..], ["--lora-adapters", &named, "--lora-adapters", "a/b"]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import adapted
 import checkpoints
 import encoder_decoders
 from hub_server import Fault, Hub, Repo
@@ -27,6 +28,7 @@ from penstock.hub import client as hub
 from penstock.loading.host import Processor
 from penstock.loading.memory import Room
 from penstock.models import building
+from penstock.models.adapting import NO_ADAPTERS
 from penstock.models.architectures import RECIPES
 from penstock.models.family_names import NAMES
 from penstock.models.native import NativeDecoder
@@ -270,6 +272,26 @@ def test_what_depends_on_the_batch_is_not_deterministic(
     assert other == (
         "--deterministic: LlamaForCausalLM runs through transformers, whose sums depend on the batch"
     )
+
+
+def test_adapters_that_fit_are_named_and_others_are_problems(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model")
+    good, _ = adapted.adapter(tmp_path / "good", folder, rank=4, seed=0)
+    bad = adapted.write(tmp_path / "bad", adapted.random_pairs({"lm_head": (8, 8)}, 4, 0))
+    given = (f"good={good}", f"bad={bad}", "none=/no/such", "some/where")
+    for options in ({}, {"shards": 2}):
+        report = examine(folder, Question(adapters=given, **options))
+        assert report.adapters == ["good"]
+        assert [problem.partition(": ")[0] for problem in report.problems] == [
+            "--lora-adapters bad",
+            "--lora-adapters none",
+        ]
+        assert (
+            "--lora-adapters some/where: what is on the hub is looked at when it is downloaded"
+            in report.warnings
+        )
+    report = examine(folder, Question(adapters=given[:1], implementation="transformers"))
+    assert report.adapters == [] and NO_ADAPTERS in report.problems
 
 
 def test_a_recipe_can_be_passed_over(folder: Path) -> None:

@@ -35,6 +35,13 @@ def main() -> int:
     parser.add_argument("--speculate-model", help="a smaller model that makes drafts, named in the same way")
     parser.add_argument("--speculate-model-revision", help="branch, tag or commit [default: main]")
     parser.add_argument(
+        "--lora-adapters",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="an adapter beside the model; a name alone is of one on the hub, which is not fetched",
+    )
+    parser.add_argument(
         "--cache-dir", type=Path, help="of downloads [default: as HF_HUB_CACHE and HF_HOME say]"
     )
     parser.add_argument("--folder", type=Path, help="the model's files, instead of a download")
@@ -69,6 +76,7 @@ def main() -> int:
         program=arguments.program,
         deterministic=arguments.deterministic,
         meets_elsewhere=arguments.meets_elsewhere,
+        adapters=tuple(arguments.lora_adapters),
     )
     report = look_at(arguments, question)
     print(json.dumps(as_json(report)) if arguments.json else as_text(report), flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import quantization
+from penstock.adapters import read, sources
 from penstock.doctor.drafting import Drafting, drafts
 from penstock.doctor.memory import memory
 from penstock.doctor.prompt_files import text
@@ -32,8 +33,10 @@ from penstock.loading.model_files import (
     weight_files,
 )
 from penstock.models import cache_format, encoder_decoder_recorder, native_choice, recipes
+from penstock.models.adapting import FLAG, NO_ADAPTERS, changes
 from penstock.models.architectures import RECIPES, architecture_of, architectures, left_out
 from penstock.models.choice import uses_fallback
+from penstock.models.config import DecoderConfig
 from penstock.models.decoder import Decoder
 from penstock.models.decoder_start import decoder_start_ids
 from penstock.models.device_packing import DeviceQuantizer
@@ -116,6 +119,7 @@ def examine(folder: Path, question: Question) -> Report:
                 quantizer = quantized_by(config, shape, dtype, device, question, report)
             if not report.fallback:
                 shards(config, folder, dtype, question, report, quantizer)
+            adapters(config, folder, shape, question, report)
             if question.program and device is not None:
                 report.program = program(config, folder, shape, dtype, device, question, quantizer)
             drafting: Drafting | None = None
@@ -342,6 +346,26 @@ def shards(
         report.weight_bytes_per_shard.append(bytes_held)
     # The shards of a stage ask for the same tensors, each for its part.
     report.parameters = parameters // question.shards
+
+
+def adapters(
+    config: dict[str, Any], folder: Path, shape: ModelConfig, question: Question, report: Report
+) -> None:
+    """Whether each adapter fits the model: what a worker would say of it at its start."""
+    for given in question.adapters:
+        if "=" not in given:
+            report.warnings.append(f"{FLAG} {given}: what is on the hub is looked at when it is downloaded")
+            continue
+        try:
+            ((name, at),) = sources([given])
+            adapter = read(name, at)
+            if report.fallback or not isinstance(shape, DecoderConfig):
+                raise UnusableModel(NO_ADAPTERS)
+            for rank in range(question.processes):
+                changes([adapter], config, folder, question.group(rank), question.trusted)
+            report.adapters.append(name)
+        except UnusableModel as error:
+            report.problems.append(str(error))
 
 
 def program(

@@ -29,6 +29,7 @@ class Question:
     quantize_head: bool = False
     cache_dtype: str = "auto"
     draft: Path | None = None  # the folder of a model that makes drafts
+    adapters: tuple[str, ...] = ()  # NAME=FOLDER, or the name of one on the hub
     program: bool = False  # what the CPU engine would run is asked for
     deterministic: bool = False
     meets_elsewhere: bool = False  # its processes find each other at --master-addr

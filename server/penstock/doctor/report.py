@@ -51,6 +51,7 @@ class Report:
     draft_model: str | None = None
     draft_weight_bytes: int | None = None
     draft_kv_bytes_per_token: int | None = None
+    adapters: list[str] = field(default_factory=list)
     context: int | None = None
     longer_context: bool = False
     memory_bytes: int | None = None
@@ -135,6 +136,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
             "" if size is None else f": {gigabytes(size)}, and {token_bytes} bytes of KV cache for a token"
         )
         yield "draft model", report.draft_model + takes
+    if report.adapters:
+        yield "adapters", ", ".join(report.adapters)
     if report.context is not None:
         more = "; more with --max-total-tokens, at a loss of quality" if report.longer_context else ""
         yield "context", f"{report.context} tokens{more}"

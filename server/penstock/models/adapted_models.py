@@ -10,7 +10,7 @@ from penstock.adapters import Adapter
 from penstock.errors import UnusableModel
 from penstock.layers.linear import AdaptedRows, LowRank
 from penstock.models.adapters_recorder import add_adapters
-from penstock.models.adapting import FLAG, Later, changes, matrices
+from penstock.models.adapting import NO_ADAPTERS, Later, changes, matrices
 from penstock.models.decoder import Decoder
 from penstock.models.model import Model
 from penstock.models.native import NativeDecoder, tell
@@ -28,7 +28,7 @@ def adapt(
 ) -> None:
     """`config` and `folder`: of the model's checkpoint. Raises UnusableModel where it or an adapter is not of a kind that this is for."""
     if not isinstance(model, NativeDecoder | Decoder):
-        raise UnusableModel(f"{FLAG}: encoder-decoders and models through transformers have no adapters")
+        raise UnusableModel(NO_ADAPTERS)
     found = changes(adapters, config, folder, group, trusted)
     if isinstance(model, NativeDecoder):
         add_adapters(model.program, found, model.instruction_set)

@@ -35,6 +35,7 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 FLAG = "--lora-adapters"
+NO_ADAPTERS = f"{FLAG}: encoder-decoders and models through transformers have no adapters"
 # In front of a layer's number a module's path has these names alone, or what it leads to is no part of the text's layers.
 TEXT = frozenset(
     [
