@@ -139,9 +139,7 @@ fn add_result(messages: &mut Vec<Value>, id: &str, content: String) {
 /// A thought behind calls is of the message with these: templates take no message between a call and its result.
 fn join_thought(messages: &mut Vec<Value>) {
     let [.., calls, thought] = &messages[..] else { return };
-    let is_answer = |message: &Value| message["role"] == "assistant";
-    let is_alone = is_answer(thought) && thought["content"].is_null() && thought["tool_calls"].is_null();
-    if !(is_alone && is_answer(calls) && calls["tool_calls"].is_array()) {
+    if !(is_alone(thought) && calls["role"] == "assistant" && calls["tool_calls"].is_array()) {
         return;
     }
     let thought = messages.pop().map(|mut thought| thought["reasoning_content"].take());
@@ -152,6 +150,20 @@ fn join_thought(messages: &mut Vec<Value>) {
         let before = calls.entry("reasoning_content").or_insert_with(|| "".into());
         let between = if before.as_str() == Some("") { "" } else { "\n\n" };
         append(before, between, &text);
+    }
+}
+
+/// Whether it is a thought that nothing was said and nothing called with.
+fn is_alone(message: &Value) -> bool {
+    message["role"] == "assistant" && message["content"].is_null() && message["tool_calls"].is_null()
+}
+
+/// CrewAI puts what was thought of earlier questions in front of the first one. Nobody has asked anything there, and templates want a user first.
+fn drop_first_thoughts(messages: &mut Vec<Value>) {
+    let system = messages.iter().take_while(|message| message["role"] == "system").count();
+    let alone = messages[system..].iter().take_while(|message| is_alone(message)).count();
+    if system + alone < messages.len() {
+        messages.drain(system..system + alone);
     }
 }
 
@@ -250,6 +262,7 @@ pub fn messages(fields: &Fields, warnings: &mut Warnings) -> Result<(Vec<Value>,
                 late.add(read, &mut messages);
             }
             messages.append(&mut late.said);
+            drop_first_thoughts(&mut messages);
             unseen.warn(warnings);
             left_out.warn(warnings);
             if messages.is_empty() && !items.is_empty() {
@@ -383,6 +396,41 @@ pub mod tests {
             assert_eq!(calls.filter_map(|call| call["id"].as_str()).collect::<Vec<_>>(), ids);
             assert_eq!(messages[1 + ids.len()]["reasoning_content"], "C");
         }
+    }
+
+    #[test]
+    fn thoughts_in_front_of_all_that_was_said_are_left_out() {
+        let thought =
+            |text: &str| json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]});
+        let said = |role: &str| json!({"role": role, "content": "Hm."});
+        let roles = |input: Vec<Value>| {
+            let messages = parsed(json!({"instructions": "Be short.", "input": input}))
+                .expect("valid")
+                .chat
+                .chat
+                .messages;
+            messages
+                .iter()
+                .map(|message| message["role"].as_str().map(str::to_owned).unwrap_or_default())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            roles(vec![
+                said("developer"),
+                thought("A"),
+                thought("B"),
+                said("user"),
+                thought("C"),
+                said("user")
+            ]),
+            ["system", "system", "user", "assistant", "user"]
+        );
+        // Of an answer that went on.
+        assert_eq!(
+            roles(vec![thought("A"), said("assistant"), said("user")]),
+            ["system", "assistant", "user"]
+        );
+        assert_eq!(roles(vec![thought("A")]), ["system", "assistant"]);
     }
 
     /// What stands before them is not copied for each: here 64 GB.
