@@ -215,7 +215,11 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
     if any(read.compressed):
         others |= dict.fromkeys(("q_lora_rank", "rope_theta", "sliding_window"))
     elif text.get("sliding_window") and not any(read.windows):  # not used, or as long as the model can read
-        assert text.get("use_sliding_window") is False or text["sliding_window"] >= read.max_positions
+        assert (
+            text.get("use_sliding_window") is False
+            or text["sliding_window"] >= read.max_positions
+            or set(text.get("layer_types", ())) == {"full_attention"}
+        )
         others |= dict.fromkeys(("sliding_window",))
     if read.latent is not None or not any(layer.attends for layer in read.layers):
         others |= dict.fromkeys(("head_dim",))
@@ -248,7 +252,7 @@ def read_otherwise(model: str, text: dict[str, Any], read: DecoderConfig) -> dic
             scaling["factor"] * scaling["original_max_position_embeddings"]
         )
     if (
-        scaling.get("rope_type") == "linear" and text.get("model_type") == "llama"
+        scaling.get("rope_type", scaling.get("type")) == "linear" and text.get("model_type") == "llama"
     ):  # a stretch of all positions
         others["max_position_embeddings"] = int(text["max_position_embeddings"] * scaling["factor"])
     if "alpha" in scaling:  # of Hunyuan: a stretch of the base
@@ -480,6 +484,12 @@ def test_what_is_quoted_of_layers_is_read() -> None:
     assert [at for at, layer in enumerate(maverick.layers) if layer.rope is None] == list(range(3, 48, 4))
     # Of which the file says null, and Mistral's class 4096.
     assert not any(read_of("LLaVA-NeXT-Video 7B 32K").windows)
+    # Other than the class's defaults.
+    vault = read_of("VaultGemma 1B")
+    assert not any(vault.windows) and vault.logit_softcap == vault.softcap == 0
+    # Whose rotation is null, beside one of the whole model.
+    micro = read_of("North Micro Vision 2.4B")
+    assert [at for at, layer in enumerate(micro.layers) if layer.rope is None] == list(range(3, 28, 4))
     laguna = read_of("Laguna XS 2.1")
     assert [at for at, layer in enumerate(laguna.layers) if layer.window is None] == list(range(0, 40, 4))
     lightning, kinds = (

@@ -69,6 +69,8 @@ OF_NOTHING = (
     )
     | _names("rope_scaling.interleaved rope_scaling.xdrope_section rope_parameters.mrope_section")
     | _names("rope_parameters.mrope_interleaved rope_parameters.xdrope_section")
+    | _names("rope_parameters.sliding_attention.mrope_section")
+    | _names("rope_parameters.sliding_attention.mrope_interleaved")
     # Other heads than that of the next token.
     | _names("add_classification_head summary_type predict_special_tokens n_special rm_head")
 )
@@ -115,6 +117,9 @@ AGAIN: dict[str, tuple[str, ...]] = {
     "rope_parameters.original_max_position_embeddings": (
         "rope_parameters.full_attention.original_max_position_embeddings",
     ),
+    # Of a whole model, where kinds of layers have their own.
+    "rope_parameters.rope_theta": ("rope_parameters.sliding_attention.rope_theta",),
+    "rope_parameters.rope_type": ("rope_parameters.sliding_attention.rope_type",),
     "rope_parameters.type": ("rope_parameters.rope_type",),
     "rope_scaling.original_max_position_embeddings": ("original_max_position_embeddings",),
     "rope_scaling.type": ("rope_scaling.rope_type",),
@@ -136,6 +141,7 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "attention_bias": (True,),  # of MiMo, as of Qwen 2
     "attention_gate_type": ("headwise",),
     "attn_rotary_emb": (64,),  # of Bamba: half of a head
+    "bias": (False,),  # of Galactica 30B: transformers' class has enable_bias, and does not read this
     "block_use_swiglu": (True,),
     "embedding_fraction": (1.0,),
     "enable_ihc": (True,),
@@ -148,6 +154,7 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "layernorm_full_attention_beta": (1.0,),
     "layernorm_linear_attention_beta": (1.0,),
     "layernorm_mlp_beta": (1.0,),
+    "learned_embeddings": (True,),
     "learned_pos_emb": (True,),  # of MPT, where there are no biases by distance
     "linear_silu": (True,),
     "lm_head": (True,),
@@ -168,12 +175,16 @@ GRANTED: dict[str, tuple[object, ...]] = {
     "rope_interleave": (True,),
     "rotary": (True,),
     "rope_scaling.type": ("default",),  # of ERNIE 4.5 VL
+    "rotary_scaling_factor": (1.0,),
     "scale_attn_weights": (True,),
+    "scale_embeddings": (False,),
     "shared_expert_intermediate_size": (0,),
     "swa_attention_gate_type": ("headwise",),
     "tie_word_embeddings": (False,),  # of mT5, whose head is the checkpoint's
     "use_mixed_mlp_moe": (True,),
     "use_moe": (True,),
+    "use_mrope": (False,),
+    "use_norm_bias": (False,),  # of StableLM 2 12B: transformers' class gives every norm of a layer a bias
     "use_parallel_block": (True,),
     "use_pos_enc": (True,),
     "use_resampler": (False,),
@@ -251,6 +262,8 @@ def _unused(text: dict[str, Any], read: DecoderConfig) -> list[tuple[bool, froze
         (not text.get("block_auto_adjust_ff_dim"), _names("block_ffn_dim_multiplier block_multiple_of")),
         # Sizes that follow from others there.
         (family in ("bamba", "mamba2", "falcon_mamba"), _names("mamba_dt_rank expand")),
+        # Heads of a size make the width; the gate comes before the norm, whatever the file says.
+        (family == "mamba2", _names("intermediate_size time_step_rank norm_before_gate")),
         (not text.get("mamba_rms_norm"), _names("mamba_norm_before_gate")),
         (text.get("use_cla") is False, _names("cla_share_factor")),
         # Hunyuan's alpha stretches the base, and nothing else.
