@@ -186,6 +186,7 @@ def test_the_doctor_plans_what_the_worker_plans(name: str, exact: bool, as_with_
     question = Question(deterministic=exact)
     engine: Any = SimpleNamespace(
         model=SimpleNamespace(config=shape, weights=list),
+        adapters=(),
         native=None,
         dtype=BF16,
         device=CUDA,
