@@ -166,7 +166,9 @@ def test_the_page_offers_them(server: Launched, plain: Launched) -> None:
             choice.select_option(name)
             with chat.page.expect_request(CHAT) as request:
                 chat.ask(QUESTION)
-            assert body_of(request.value)["model"] == (name or wire.get(server.address, "/info").json()["model_id"])
+            assert body_of(request.value)["model"] == (
+                name or wire.get(server.address, "/info").json()["model_id"]
+            )
             said[name] = chat.words.inner_text()
             chat.button("New conversation").click()
         assert len(set(said.values())) == 3, said
