@@ -23,9 +23,9 @@ from penstock_kernels.program import (
 from test_cpu_engine import SETS, Bench, close, in_bytes, packed, quantized, random, whole_numbers
 
 INPUTS, ADAPTERS = 96, 3
-# Slots 0 to 6, and how many tokens of each: decodes, prompts that are more than one run, and neighbours with the same adapter.
-OF_SLOTS = np.array([0, 2, 2, 1, 0, 3, 3], np.int32)
-COUNTS = [1, 1, 3, 290, 20, 1, 33]
+# Slots 0 to 7, and how many tokens of each: decodes, prompts that are more than one run, neighbours with the same adapter, and some that are apart.
+OF_SLOTS = np.array([0, 2, 2, 1, 0, 3, 3, 2], np.int32)
+COUNTS = [1, 1, 3, 290, 20, 1, 33, 2]
 
 
 @dataclass

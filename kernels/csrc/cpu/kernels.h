@@ -187,18 +187,20 @@ struct LinearArgs {
     int64_t added_bytes;
 };
 
-// Tokens one behind the other that have the same adapter: at most kAdaptedTokens.
+// Tokens one behind the other that have the same adapter.
 struct AdaptedTokens {
     int64_t begin, end;
     int adapter;
 };
+// Of a piece: runs of one adapter, whose weights are read once for all of them.
 constexpr int64_t kAdaptedTokens = 256;
 
 struct AdaptArgs {
     LinearArgs linear;  // of the first adapter; rows are all tokens'
     int64_t weight_bytes;
     const AdaptedTokens *runs;
-    int64_t count;
+    const int64_t *firsts;  // (pieces + 1,): of each piece its first run
+    int64_t pieces;
 };
 
 // A step's tokens by the experts that they go to: entries of an expert are neighbours, in the order of tokens. Written by

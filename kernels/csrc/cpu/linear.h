@@ -511,23 +511,25 @@ void experts(const ExpertsArgs &args, const Work &work) {
 
 // ---- adapters ----
 
-// Columns of tiles are what threads take, of one run of tokens after the other: matrices of adapters are small.
+// Columns of tiles are what threads take, of one piece after the other: matrices of adapters are small.
 void adapt(const AdaptArgs &args, const Work &work) {
     float *sums = reinterpret_cast<float *>(work.scratch);
     const int64_t whole = round_up(args.linear.outputs, 16);
     const int all_tiles = static_cast<int>(whole / 16), units = (all_tiles + 1) / 2;
-    for (int64_t item; (item = take(work, 1)) < args.count * units;) {
-        const AdaptedTokens &run = args.runs[item / units];
-        LinearArgs one = args.linear;
-        one.rows = run.end - run.begin;
-        one.weight += run.adapter * args.weight_bytes;
-        if (one.scales) one.scales += run.adapter * whole, one.sums += run.adapter * whole;
-        one.source += run.begin * one.source_bytes;
-        one.target += run.begin * one.target_bytes;
+    for (int64_t item; (item = take(work, 1)) < args.pieces * units;) {
         int tiles[kMostTiles];
         const int count = tiles_of(static_cast<int>(item % units), false, all_tiles, tiles);
-        configure_products(static_cast<int>(least(16, one.rows)));
-        linear_block(one, 0, one.rows, tiles, count, 0, sums);
+        for (int64_t at = args.firsts[item / units]; at < args.firsts[item / units + 1]; at++) {
+            const AdaptedTokens &run = args.runs[at];
+            LinearArgs one = args.linear;
+            one.rows = run.end - run.begin;
+            one.weight += run.adapter * args.weight_bytes;
+            if (one.scales) one.scales += run.adapter * whole, one.sums += run.adapter * whole;
+            one.source += run.begin * one.source_bytes;
+            one.target += run.begin * one.target_bytes;
+            configure_products(static_cast<int>(least(16, one.rows)));
+            linear_block(one, 0, one.rows, tiles, count, 0, sums);
+        }
     }
 }
 

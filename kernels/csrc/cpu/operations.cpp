@@ -139,7 +139,9 @@ bool Program::compute(const penstock_operation &operation, int64_t rows, int mem
                                      is_adapted ? at(operation.second, member, rows) : nullptr,
                                      is_adapted ? buffers_[static_cast<size_t>(operation.second)].row_bytes : 0};
             if (operation.kind == PENSTOCK_ADAPT) {
-                kernels_.adapt({args, expert_bytes(operation), adapted_.data(), static_cast<int64_t>(adapted_.size())}, work);
+                kernels_.adapt({args, expert_bytes(operation), adapted_.data(), adapted_pieces_.data(),
+                                static_cast<int64_t>(adapted_pieces_.size()) - 1},
+                               work);
                 return true;
             }
             if (operation.kind == PENSTOCK_LINEAR) {

@@ -276,7 +276,8 @@ private:
     std::vector<int32_t> token_rows_, token_positions_, token_places_;
     const int32_t *adapters_of_slots_ = nullptr;
     std::vector<int32_t> token_adapters_;  // -1: none
-    std::vector<AdaptedTokens> adapted_;
+    std::vector<AdaptedTokens> adapted_;  // by adapter
+    std::vector<int64_t> adapted_pieces_;
     std::vector<float> sampled_;  // hidden states that the head reads, where they are not one behind the other
     std::vector<int64_t> wanted_slots_, wanted_first_, wanted_counts_;
     Grouped grouped_;

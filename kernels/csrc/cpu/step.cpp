@@ -2,6 +2,7 @@
 // tokens need; and the head.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "program.h"
 
@@ -207,6 +208,19 @@ void Program::note_adapters(const penstock_step &step) {
             adapted_.back().end = token + 1;
         }
     }
+    std::sort(adapted_.begin(), adapted_.end(), [](const AdaptedTokens &one, const AdaptedTokens &other) {
+        return std::pair(one.adapter, one.begin) < std::pair(other.adapter, other.begin);
+    });
+    adapted_pieces_.clear();
+    int64_t tokens = 0;
+    for (size_t at = 0; at < adapted_.size(); at++) {
+        const AdaptedTokens &run = adapted_[at];
+        tokens += run.end - run.begin;
+        if (at > 0 && run.adapter == adapted_[at - 1].adapter && tokens <= kAdaptedTokens) continue;
+        adapted_pieces_.push_back(static_cast<int64_t>(at));
+        tokens = run.end - run.begin;
+    }
+    adapted_pieces_.push_back(static_cast<int64_t>(adapted_.size()));
 }
 
 void Program::head(const float *source, int64_t source_stride, int64_t rows, float *target, int64_t target_stride) {
