@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock_kernels.program import (
     BYTE_INPUTS,
+    TILE_INPUTS,
     TILE_OUTPUTS,
     Activation,
     Epilogue,
@@ -73,7 +74,7 @@ def adapted(name: str, format: Format, rank: int, outputs: int, **choices: Any) 
         rows=outputs,
         experts=ADAPTERS,
         weight=packed(b_KOR.reshape(-1, rank)),
-        columns=rank,
+        columns=rounded_up(rank, TILE_INPUTS),
     )
     bench.add(Kind.LINEAR, source, target, rows=outputs, second=added, **of_base, **choices)
     base = (read @ base_weight.T).float()
@@ -106,7 +107,7 @@ def run(matrix: Matrix, counts: list[int] = COUNTS, slots: list[int] | None = No
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("format", [Format.BF16, Format.INT8, Format.INT4])
-@pytest.mark.parametrize(("rank", "outputs"), [(32, 48), (96, 50), (64, 800)])
+@pytest.mark.parametrize(("rank", "outputs"), [(16, 48), (32, 48), (48, 50), (64, 800)])
 def test_products_with_adapters_are_those_of_both_matrices(
     name: str, format: Format, rank: int, outputs: int
 ) -> None:

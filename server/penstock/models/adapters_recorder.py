@@ -43,6 +43,7 @@ def _adapt(program: Program, product: Operation, change: Change, instruction_set
     count, rank, _ = change.a_KRI.shape
     source = program.buffers[product.source]
     a_KRI = np.pad(change.a_KRI, ((0, 0), (0, 0), (0, source.width - change.a_KRI.shape[2])))
+    # Half a tile of B's inputs may be beyond the rank: nobody writes there, and it stays zeros.
     low = program.buffer(f"adapters' low rank {rank}", Layout.BF16, rank)
     down = Operation(Kind.ADAPT, product.source, low, rows=rank, experts=count)
     one_OI = one_matrix(tensors.of(a_KRI, tensors.bfloat16))

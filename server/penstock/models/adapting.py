@@ -28,7 +28,7 @@ from penstock.models.decoder import Decoder, Experts, FeedForward
 from penstock.models.packing import matrices_of
 from penstock.parallel.group import ALONE, TensorGroup
 from penstock_kernels import tensors
-from penstock_kernels.program import TILE_INPUTS, rounded_up
+from penstock_kernels.program import TILE_OUTPUTS, rounded_up
 from penstock_kernels.tensors import Dtype, Tensor
 
 F32 = npt.NDArray[np.float32]
@@ -235,7 +235,7 @@ class _Held:
         for adapter, some in zip(adapters, changing, strict=True):
             for pair, source, _, _ in some:
                 _check_shape(adapter, source, pair)
-        return partial(self._made, changing, rounded_up(rank, TILE_INPUTS))
+        return partial(self._made, changing, rounded_up(rank, TILE_OUTPUTS))
 
     def _made(self, changing: list[list[tuple[Pair, _Source, I64, I64]]], rank: int) -> Change:
         inputs = len(self.sources[0][1].columns)
