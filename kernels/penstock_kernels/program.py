@@ -246,9 +246,7 @@ class Operation:
     rounds: int = 0
     dilation: int = 1
     sees: Sees = Sees.BEFORE
-    matrix: int = (
-        -1
-    )  # of a product, which of the model's matrices it is that adapters may change; the engine is not told
+    matrix: int = -1  # of a product, its number among those that adapters may change; the engine is not told
     eps: float = 0.0
     scale: float = 1.0
     softcap: float = 0.0

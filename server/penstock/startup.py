@@ -82,6 +82,7 @@ def serve(
         engine = _loaded(arguments, config, dtype, packed_cache, adapters, engine)
     elif on_engine != dtype:
         _tell_of_bf16(arguments, dtype)
+    del adapters  # as read they are larger than as the engine has them
     for unserved in (left_out(config), unread_adapter(os.listdir(folder))):
         if unserved is not None and arguments.rank == 0:
             log("WARN", unserved)

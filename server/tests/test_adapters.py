@@ -69,6 +69,7 @@ def test_a_token_gets_the_same_whoever_is_beside_it(
     driver = Driver(model, torch.bfloat16, adapters=adapters, quantize=quantize, **LIMITS)
     native = driver.engine.native
     assert native is not None
+    assert not any(one.pairs for one in driver.engine.adapters), "they are not held twice"
     mixed = {0: {"adapter": 1}, 1: {"adapter": 0}, 2: {"adapter": 2}, 3: {"adapter": 2}, 4: {"adapter": 1}}
     pieces = [1, 20, 30, *[1] * 5]
     together = logits(driver, mixed, pieces)

@@ -275,7 +275,10 @@ void Program::reserve(int64_t tokens, int64_t rows, int64_t longest) {
     token_rows_.assign(static_cast<size_t>(tokens), 0);
     token_positions_.assign(static_cast<size_t>(tokens), 0);
     token_places_.assign(static_cast<size_t>(tokens), 0);
-    if (adapters_ > 0) token_adapters_.assign(static_cast<size_t>(tokens), -1), adapted_.reserve(static_cast<size_t>(tokens)), adapted_pieces_.reserve(static_cast<size_t>(tokens) + 1);
+    if (adapters_ > 0) {
+        token_adapters_.assign(static_cast<size_t>(tokens), -1);
+        adapted_.reserve(static_cast<size_t>(tokens)), adapted_pieces_.reserve(static_cast<size_t>(tokens) + 1);
+    }
     if (experts_ > 0) {
         grouped_.tokens.assign(static_cast<size_t>(tokens * per_token_), 0);
         grouped_.weights.assign(static_cast<size_t>(tokens * per_token_), 0.0f);

@@ -113,7 +113,7 @@ class Engine:
                 threads,
             )
         self.recipe, self.model = found
-        self.adapters = adapters
+        self.adapters = [replace(one, pairs={}) for one in adapters]  # what they change is the model's by now
         if adapters:
             from penstock.models import adapted_models
 
