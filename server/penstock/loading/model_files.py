@@ -216,6 +216,11 @@ def why_no_config(names: Collection[str]) -> str:
     return ""
 
 
+def is_adapter_alone(names: Collection[str]) -> bool:
+    """Whether these are the files of an adapter, and none of them the weights of a model."""
+    return ADAPTER in names and not {SINGLE, INDEX, PICKLE, PICKLE_INDEX}.intersection(names)
+
+
 def unread_adapter(names: Collection[str]) -> str | None:
     """That an adapter lies beside a model's weights, in a sentence; None: there is none. It may be merged into them, or meant to be put on
     them, as transformers does where peft is installed.
