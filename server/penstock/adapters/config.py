@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.adapters.patterns import NamePattern
 from penstock.errors import UnusableModel
-from penstock.loading.model_files import ADAPTER, MERGE
+from penstock.loading.model_files import ADAPTER, ALONE, MERGE
 
 N = TypeVar("N", int, float)
 
@@ -83,7 +83,7 @@ def parse(fields: dict[str, Any], *, is_merged: bool = False) -> AdapterConfig:
         if fields.get(name) and not (is_merged and name in MERGED):
             raise _unusable(name, fields, f"{why}{_way_out(name)}")
     if fields.get("bias", "none") != "none" and not is_merged:
-        raise _unusable("bias", fields, f"biases are not changed: {MERGE}")
+        raise _unusable("bias", fields, f"biases are not changed: {ALONE}")
     _check_initialization(fields)
     is_stabilized = fields.get("use_rslora", False)
     if not isinstance(is_stabilized, bool):
@@ -118,7 +118,7 @@ def _tokens(fields: dict[str, Any]) -> dict[str, list[int]]:
 
 def _way_out(field: str) -> str:
     # What begins with a token is in no weights.
-    return "" if field == "alora_invocation_tokens" else f": {MERGE}"
+    return "" if field == "alora_invocation_tokens" else f": {ALONE if field in MERGED else MERGE}"
 
 
 def _check_initialization(fields: dict[str, Any]) -> None:
