@@ -49,12 +49,6 @@ def test_workers_on_other_hosts_are_told_themselves(launch: Launch, adapter: Pat
     assert "--lora-adapters is said to `penstock worker`" in launched.log()
 
 
-def test_an_adapter_alone_is_no_model(launch: Launch, adapter: Path) -> None:
-    launched = launch("--model-id", str(adapter))
-    assert launched.process.wait(60) == 1
-    assert "serve its base model, and load it beside that with --lora-adapters NAME=FOLDER" in launched.log()
-
-
 def test_flags_of_vllm_are_told_what_it_is_here(launch: Launch) -> None:
     launched = launch("--lora-modules", "a=/b")
     assert launched.process.wait(60) == 2

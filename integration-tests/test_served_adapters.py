@@ -244,3 +244,51 @@ def test_an_adapter_of_another_model_ends_the_start(launch: Launch, tmp_path: Pa
     launched = launch("--lora-adapters", f"wide={folder}")
     assert launched.process.wait(60) == 1
     assert re.search(r"--lora-adapters wide: .*rank is 4 by adapter_config\.json", launched.log())
+
+
+def test_an_adapter_alone_is_served_merged_into_its_base_model(
+    adapters: str, launch: Launch, tmp_path: Path
+) -> None:
+    """As TGI serves it: whoever asks gets it, without naming it."""
+    by_name = dict(one.split("=") for one in adapters.split(","))
+    beside = launch("--lora-adapters", adapters, "--dtype", "float32").wait_ready()
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for file in Path(by_name["tell"]).iterdir():
+        (alone / file.name).write_bytes(file.read_bytes())
+    config = json.loads((alone / "adapter_config.json").read_text())
+    (alone / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(SHIPPED)}))
+    cache = "--huggingface-hub-cache", str(tmp_path / "cache")
+    merged = launch("--model-id", str(alone), *cache, "--dtype", "float32").wait_ready()
+    asks = [complete(f"{number} things:", 60) for number in range(4)]
+    wanted = [complete(f"{number} things:", 60, model="tell") for number in range(4)]
+    for one, other in zip(ask_all(merged.address, asks), ask_all(beside.address, wanted), strict=True):
+        assert one.text == other.text
+    assert [one.text for one in ask_all(beside.address, asks)] != [
+        one.text for one in ask_all(merged.address, asks)
+    ]
+    assert wire.get(merged.address, "/info").json()["model_id"] == str(alone)
+    log = merged.stdout()
+    assert "is an adapter, and is merged into its base model" in log
+
+    # The second start finds the folder, and the weights as they were packed.
+    again = launch("--model-id", str(alone), *cache).wait_ready()
+    assert "found " in again.stdout()
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        (None, "base_model_name_or_path does not say whose adapter it is"),
+        ("/no/such/model", "base_model_name_or_path is /no/such/model, and there is no such folder here"),
+    ],
+)
+def test_an_adapter_alone_whose_base_model_is_not_there_ends_the_start(
+    base: str | None, says: str, launch: Launch, tmp_path: Path
+) -> None:
+    adapter = write(tmp_path / "alone", 3)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+    ended = launch("--model-id", str(adapter))
+    assert ended.wait_ended() == 1
+    assert says in ended.stdout() + ended.stderr()

@@ -13,6 +13,7 @@ mod json_subprocess;
 mod lines;
 mod log;
 mod log_writer;
+mod merged;
 mod model;
 mod python;
 mod remote;

@@ -13,23 +13,22 @@ use serde::Deserialize;
 use tokio::process::Command;
 use tracing::info;
 
-use crate::adapters;
 use crate::child_spawner::ChildSpawner;
 use crate::environment::Environment;
 use crate::flags::{ModelArgs, WorkerArgs, cache_dtype_name, quantization_name};
 use crate::json_subprocess::{self, Ended};
 use crate::shards::Rendezvous;
-use crate::{python, tokenizer};
+use crate::{merged, python, tokenizer};
 
 /// The name of the shipped model in answers.
 const SHIPPED: &str = "penstock-tiny";
 /// What leads to pickled weights: the file, or the index of several.
-const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+pub const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// What leads to weights in safetensors files: the only file, or the index of several.
-const WEIGHTS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
-/// What becomes of an adapter alone.
-const LOAD: &str = "serve its base model, and load it beside that with --lora-adapters NAME=FOLDER";
+pub const WEIGHTS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
+/// Bytes of a configuration that are read.
+pub const LONGEST_JSON: u64 = 100_000_000;
 
 /// What `--model-id` stands for.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +36,8 @@ pub enum Named {
     Shipped,
     Folder(PathBuf),
     Hub(String),
+    /// A folder that holds an adapter, and no model.
+    Adapter(PathBuf),
 }
 
 /// Whether this machine needs the model's weights.
@@ -74,7 +75,7 @@ impl Named {
     pub fn id(&self, args: &ModelArgs) -> String {
         match self {
             Named::Shipped => SHIPPED.into(),
-            Named::Folder(_) => args.model_id.clone().unwrap_or_default(),
+            Named::Folder(_) | Named::Adapter(_) => args.model_id.clone().unwrap_or_default(),
             Named::Hub(id) => id.clone(),
         }
     }
@@ -82,17 +83,17 @@ impl Named {
     pub fn on_hub(&self) -> Option<&str> {
         match self {
             Named::Hub(id) => Some(id),
-            Named::Shipped | Named::Folder(_) => None,
+            Named::Shipped | Named::Folder(_) | Named::Adapter(_) => None,
         }
     }
 
     pub fn read(args: &ModelArgs, weights: Weights) -> Result<Self, String> {
         let Some(id) = args.model_id.as_deref() else { return Ok(Named::Shipped) };
-        if let Some(folder) = &args.weights_cache_override {
-            return check(folder, args.trust_remote_code, weights).map(|()| Named::Folder(folder.clone()));
-        }
-        let path = Path::new(id);
-        if path.is_dir() {
+        let path = args.weights_cache_override.as_deref().unwrap_or_else(|| Path::new(id));
+        if args.weights_cache_override.is_some() || path.is_dir() {
+            if merged::is_adapter_alone(path) {
+                return Ok(Named::Adapter(path.to_owned()));
+            }
             return check(path, args.trust_remote_code, weights).map(|()| Named::Folder(path.to_owned()));
         }
         if path.exists() {
@@ -145,9 +146,7 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
             return Err(format!("--model-id: {}: {instead}", folder.join(name).display()));
         }
     }
-    // Beside an adapter's file none of another name is the model's.
-    let only_adapter = has(adapters::CONFIG) && !WEIGHTS.into_iter().any(has);
-    if (any(".safetensors").is_some() && !only_adapter) || weights == Weights::Elsewhere {
+    if any(".safetensors").is_some() || weights == Weights::Elsewhere {
         return Ok(());
     }
     let pickled = PICKLED.into_iter().find(|name| has(name));
@@ -158,14 +157,6 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
         return Err(format!(
             "--model-id: the folder {shown} has no weights in safetensors files, only pickled ones ({pickled}); \
              with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
-        ));
-    }
-    if only_adapter {
-        return Err(format!(
-            "--model-id: the folder {shown} has no weights but an adapter's ({}; no {} and no {}): {LOAD}",
-            adapters::CONFIG,
-            WEIGHTS[0],
-            WEIGHTS[1]
         ));
     }
     match [".bin", ".pt", ".pth", ".gguf"].into_iter().find_map(any) {
@@ -179,9 +170,6 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
 
 /// What the files of a model without a config.json are, and the way out; in `loading/model_files.py` of what is on the hub.
 fn why_no_config(names: &[String]) -> String {
-    if names.iter().any(|name| name == adapters::CONFIG) {
-        return format!("; it is an adapter ({}): {LOAD}", adapters::CONFIG);
-    }
     if names.iter().any(|name| name.ends_with(".gguf")) {
         return "; GGUF files are not read: serve the model's safetensors files".into();
     }
@@ -248,16 +236,27 @@ pub async fn obtain(
                 .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
             Ok(Model { id, folder, commit: None, pipeline_tag: Some("text-generation".into()) })
         }
-        Named::Folder(folder) => {
-            let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
-            Ok(Model { id, folder, commit: None, pipeline_tag: None })
+        Named::Folder(folder) => Ok(Model { id, folder: whole(&folder)?, commit: None, pipeline_tag: None }),
+        Named::Adapter(folder) => {
+            let adapter = Model { id, folder: whole(&folder)?, commit: None, pipeline_tag: None };
+            merged::obtain(adapter, wanted, interpreter, spawner, environment, show_progress).await
         }
         Named::Hub(_) => {
             let mut command = hub_command(&id, wanted, interpreter, environment);
             shows(&mut command, show_progress);
-            download(id, command, wanted, interpreter, spawner).await
+            match download(id, command, wanted, interpreter, spawner).await? {
+                Downloaded::Model(model) => Ok(model),
+                Downloaded::Adapter(adapter) => {
+                    merged::obtain(adapter, wanted, interpreter, spawner, environment, show_progress).await
+                }
+            }
         }
     }
+}
+
+/// The folder's path from the root.
+fn whole(folder: &Path) -> Result<PathBuf, String> {
+    folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))
 }
 
 /// A bar on standard error, or what libraries print there in the log.
@@ -273,8 +272,23 @@ fn shows(command: &mut Command, progress: bool) {
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome {
-    Snapshot { folder: PathBuf, commit: Option<String>, pipeline_tag: Option<String> },
+    Snapshot {
+        folder: PathBuf,
+        commit: Option<String>,
+        pipeline_tag: Option<String>,
+    },
+    /// What was asked for as a model is one.
+    Adapter {
+        folder: PathBuf,
+        commit: Option<String>,
+    },
     Failed(String),
+}
+
+/// What a name of a model on the hub turned out to be.
+enum Downloaded {
+    Model(Model),
+    Adapter(Model),
 }
 
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
@@ -380,7 +394,7 @@ pub async fn download_adapter(
     shows(&mut command, show_progress);
     info!("looking up {id} on the hub");
     match json_subprocess::run(command, interpreter, spawner).await? {
-        Ended::Answered(Outcome::Snapshot { folder, .. }) => Ok(folder),
+        Ended::Answered(Outcome::Snapshot { folder, .. } | Outcome::Adapter { folder, .. }) => Ok(folder),
         Ended::Answered(Outcome::Failed(line)) => Err(line),
         Ended::Silent(why) => Err(format!("the download of {id} ended with {why}")),
     }
@@ -392,7 +406,7 @@ async fn download(
     wanted: &Wanted<'_>,
     interpreter: &Path,
     spawner: &ChildSpawner,
-) -> Result<Model, String> {
+) -> Result<Downloaded, String> {
     let began = Instant::now();
     info!("looking up {id} on the hub");
     match json_subprocess::run(command, interpreter, spawner).await? {
@@ -400,7 +414,10 @@ async fn download(
             check(&folder, wanted.args.trust_remote_code, wanted.weights)
                 .map_err(|error| error.replace("--model-id: ", ""))?;
             info!("{id} is complete in {} after {:.1} s", folder.display(), began.elapsed().as_secs_f64());
-            Ok(Model { id, folder, commit, pipeline_tag })
+            Ok(Downloaded::Model(Model { id, folder, commit, pipeline_tag }))
+        }
+        Ended::Answered(Outcome::Adapter { folder, commit }) => {
+            Ok(Downloaded::Adapter(Model { id, folder, commit, pipeline_tag: None }))
         }
         // It may have been meant for a folder.
         Ended::Answered(Outcome::Failed(line)) => {
@@ -422,20 +439,21 @@ mod tests {
         folder
     }
 
+    fn args(id: &str) -> ModelArgs {
+        ModelArgs {
+            model_id: Some(id.into()),
+            revision: None,
+            huggingface_hub_cache: None,
+            weights_cache_override: None,
+            trust_remote_code: false,
+            speculate_model: None,
+            speculate_model_revision: None,
+            lora_adapters: None,
+        }
+    }
+
     fn named(id: &str) -> Result<Named, String> {
-        Named::read(
-            &ModelArgs {
-                model_id: Some(id.into()),
-                revision: None,
-                huggingface_hub_cache: None,
-                weights_cache_override: None,
-                trust_remote_code: false,
-                speculate_model: None,
-                speculate_model_revision: None,
-                lora_adapters: None,
-            },
-            Weights::Here,
-        )
+        Named::read(&args(id), Weights::Here)
     }
 
     #[test]
@@ -561,32 +579,25 @@ mod tests {
     }
 
     #[test]
-    fn adapters_and_gguf_files_are_named_where_there_is_no_config_json() {
-        for (files, says) in [
-            (
-                &["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"][..],
-                "load it beside that with --lora-adapters",
-            ),
-            (&["a-Q4_K_M.gguf", "README.md"], "GGUF files are not read: serve the model's safetensors"),
-        ] {
-            let model = folder(files);
-            let line = named(model.path().to_str().unwrap()).unwrap_err();
-            assert!(line.contains("has no config.json; ") && line.contains(says), "{line}");
-        }
+    fn gguf_files_are_named_where_there_is_no_config_json() {
+        let model = folder(&["a-Q4_K_M.gguf", "README.md"]);
+        let line = named(model.path().to_str().unwrap()).unwrap_err();
+        assert!(line.contains("has no config.json; GGUF files are not read"), "{line}");
     }
 
     #[test]
-    fn an_adapter_beside_a_config_json_is_no_model_unless_there_is_one() {
-        let files = ["config.json", "tokenizer.json", "adapter_config.json", "adapter_model.safetensors"];
-        let line = check(folder(&files).path(), true, Weights::Here).unwrap_err();
-        assert!(
-            line.contains("has no weights but an adapter's") && line.contains("--lora-adapters NAME=FOLDER"),
-            "{line}"
-        );
-        assert_eq!(check(folder(&files).path(), true, Weights::Elsewhere), Ok(()));
+    fn an_adapter_is_no_model_unless_there_is_one_beside_it() {
+        let only = ["adapter_config.json", "adapter_model.safetensors"];
+        let files = ["config.json", "tokenizer.json", only[0], only[1]];
+        for alone in [&only[..], &files] {
+            let adapter = folder(alone);
+            let path = adapter.path();
+            assert_eq!(named(path.to_str().unwrap()), Ok(Named::Adapter(path.to_owned())));
+        }
         for weights in ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"] {
-            let with = [&files[..], &[weights]].concat();
-            assert_eq!(check(folder(&with).path(), true, Weights::Here), Ok(()), "{weights}");
+            let with = folder(&[&files[..], &[weights]].concat());
+            let trusts = ModelArgs { trust_remote_code: true, ..args(with.path().to_str().unwrap()) };
+            assert_eq!(Named::read(&trusts, Weights::Here), Ok(Named::Folder(with.path().to_owned())));
         }
     }
 

@@ -2,19 +2,21 @@
 
 Run by the launcher, before any worker, and by whoever only fetches. With `--for-this-machine`, which the launcher passes, the doctor looks
 before a large download at what can be known of the model without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
-`{"snapshot": {"folder", "commit", "pipeline_tag"}}`, whose last member is null where the hub was not asked or names no task, or `{"failed": one line for the user}`. Must not import torch, unless there is
+`{"snapshot": {"folder", "commit", "pipeline_tag"}}`, whose last member is null where the hub was not asked or names no task, or `{"failed": one line for the user}`.
+Of a repository that is an adapter and no model it brings that, and the last line is `{"adapter": {"folder", "commit"}}`: who serves it needs its base model. Must not import torch, unless there is
 something large to fetch.
 """
 
 import argparse
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from penstock.hub import client
 from penstock.hub.cache import cache_folder
-from penstock.hub.request import Request, Unavailable, write
+from penstock.hub.request import AdapterAlone, Request, Unavailable, write
 
 
 def main() -> int:
@@ -76,11 +78,16 @@ def main() -> int:
         pipeline_tag = begun.listing.pipeline_tag
         # Else another machine serves it, or this one when others have left: a builder of images, an init container.
         is_examined = arguments.for_this_machine and not arguments.adapter
-        examine = partial(_problems, arguments) if is_examined else None
+        examine = partial(_problems, arguments) if is_examined and not request.adapter else None
         return client.complete(request, begun, examine)
 
     try:
-        folder = client.obtain(request, bring)
+        try:
+            folder = client.obtain(request, bring)
+        except AdapterAlone:
+            folder = client.obtain(replace(request, adapter=True, merged=True), bring)
+            write(adapter={"folder": str(folder), "commit": folder.name})
+            return 0
     except Unavailable as failure:
         write(failed=str(failure))
         return 1

@@ -148,6 +148,7 @@ def test_equal_content_has_one_digest_and_any_change_another(tmp_path: Path) -> 
 
 
 MERGE = r": merge it into its base model \(merge_and_unload of peft\) and serve that"
+ALONE = ": name it as --model-id, which merges it into its base model"
 
 
 @pytest.mark.parametrize(
@@ -155,11 +156,11 @@ MERGE = r": merge it into its base model \(merge_and_unload of peft\) and serve 
     [
         ({"peft_type": "IA3"}, 'peft_type is "IA3", and only LORA is served'),
         ({"peft_type": ...}, "no peft_type, and only LORA is served"),
-        ({"use_dora": True}, f"use_dora is true, and .*{MERGE}"),
-        ({"lora_bias": True}, f"lora_bias is true, and biases are not changed{MERGE}"),
-        ({"bias": "lora_only"}, f'bias is "lora_only", and biases are not changed{MERGE}'),
-        ({"modules_to_save": ["lm_head", "embed_tokens"]}, f'modules_to_save is .*"embed_tokens".*{MERGE}'),
-        ({"trainable_token_indices": {"embed_tokens": [1]}}, f"trainable_token_indices is .*{MERGE}"),
+        ({"use_dora": True}, f"use_dora is true, and .*{ALONE}"),
+        ({"lora_bias": True}, f"lora_bias is true, and biases are not changed{ALONE}"),
+        ({"bias": "lora_only"}, f'bias is "lora_only", and biases are not changed{ALONE}'),
+        ({"modules_to_save": ["lm_head", "embed_tokens"]}, f'modules_to_save is .*"embed_tokens".*{ALONE}'),
+        ({"trainable_token_indices": {"embed_tokens": [1]}}, f"trainable_token_indices is .*{ALONE}"),
         ({"target_parameters": ["experts.down_proj"]}, f"target_parameters is .*stacked weights are not changed{MERGE}"),
         ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens is \[1, 2\], and .*a token on$"),
         ({"layer_replication": [[0, 2], [1, 2]]}, f"layer_replication is .*{MERGE}"),

@@ -652,7 +652,6 @@ def test_an_unservable_repository_is_refused_before_anything_is_fetched(
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "it is an adapter"),
         (("model-Q4_K_M.gguf", "README.md"), "GGUF files are not read"),
         (("README.md",), None),
     ],
@@ -691,20 +690,13 @@ def test_pickled_weights_and_code_are_fetched_with_consent_only(machine: Machine
     )
 
 
-def test_an_adapter_beside_a_config_json_is_refused_or_named(machine: Machine) -> None:
+def test_an_adapter_beside_a_model_is_named(machine: Machine) -> None:
     files = machine.hub.repos["owner/model"].files
     files["adapter_config.json"], files["adapter_model.safetensors"] = b"{}", b"adapter"
     ended = machine.run("owner/model")
     assert not any("adapter" in name for name in names_in(ended.folder))
     (warning,) = [line["message"] for line in ended.lines if line.get("level") == "WARN"]
     assert warning.startswith("owner/model: adapter_config.json is not read: ")
-    del files["model.safetensors"], files["pytorch_model.bin"]
-    machine.hub.repos["owner/adapter"] = Repo(dict(files), commit="c" * 40)
-    failure = machine.run("owner/adapter").failure
-    assert (
-        "has no weights but an adapter's (adapter_config.json; " in failure
-        and "--lora-adapters NAME=" in failure
-    )
 
 
 def test_quantized_weights_are_refused_before_they_are_fetched(machine: Machine) -> None:
@@ -1096,3 +1088,30 @@ def test_a_model_and_the_adapter_in_its_repository_are_fetched_one_beside_the_ot
     assert machine.run("owner/both").folder == folder
     for flags in ([], ["--adapter"]):
         assert machine.run("owner/both", *flags, HF_HUB_OFFLINE="1").folder == folder
+
+
+@pytest.mark.parametrize("more", [{}, {"config.json": CONFIG}])
+def test_an_adapter_in_place_of_a_model_is_brought_with_its_tokenizer(
+    machine: Machine, more: dict[str, bytes]
+) -> None:
+    """It is merged into its base model, which the launcher fetches then."""
+    of_tokenizer = dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"), b"{}")
+    with_adapter(machine, **of_tokenizer, **more)
+    ended = machine.run("owner/adapter", "--for-this-machine")
+    assert ended.code == 0, ended.lines
+    found = ended.lines[-1]["adapter"]
+    folder = Path(found["folder"])
+    assert found == {"folder": str(folder), "commit": folder.name}
+    assert names_in(folder) == {"adapter_config.json", "adapter_model.safetensors", *of_tokenizer}
+    for why in ("offline", "away"):
+        if why == "away":
+            machine.hub.faults = [Fault("GET", "", 503, times=1000)]
+        offline = {"HF_HUB_OFFLINE": "1"} if why == "offline" else {}
+        assert machine.run("owner/adapter", **offline).lines[-1]["adapter"] == found
+
+
+def test_what_is_read_only_where_it_is_merged_is_refused_beside_a_model(machine: Machine) -> None:
+    dora = json.dumps(json.loads(ADAPTER_CONFIG) | {"use_dora": True}).encode()
+    with_adapter(machine, **{"adapter_config.json": dora})
+    assert "use_dora is true" in machine.run("owner/adapter", "--adapter").failure
+    assert "adapter" in machine.run("owner/adapter").lines[-1]

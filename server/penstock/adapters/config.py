@@ -6,12 +6,12 @@ Fields and their meaning are PEFT's, as of 0.21 (peft/tuners/lora/config.py). Nu
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.adapters.patterns import NamePattern
 from penstock.errors import UnusableModel
-from penstock.loading.model_files import ADAPTER, MERGE
+from penstock.loading.model_files import ADAPTER, ALONE, MERGE
 
 N = TypeVar("N", int, float)
 
@@ -23,6 +23,8 @@ CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 # Those that do not. `lora_ga` does in training alone: what PEFT loads it adds to the base model as that is.
 KEEP_THE_BASE = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
+# Those of `REFUSED` that an adapter may have which is merged into its base model.
+MERGED = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices")
 # Fields that stand for a layer that computes something else, or for other layers, where they are set.
 REFUSED = {
     "use_dora": "DoRA divides by norms of the changed weights",
@@ -51,6 +53,10 @@ class AdapterConfig:
     ranks: list[tuple[NamePattern, int]]
     alphas: list[tuple[NamePattern, float]]
     base: str | None
+    has_inputs_first: bool = False
+    """fan_in_fan_out: the base model's matrices are stored with a row for each input."""
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    """Of embeddings, by the end of their names, the rows that are replaced."""
 
     def rank_of(self, module: str) -> int:
         """Rows of A."""
@@ -62,17 +68,22 @@ class AdapterConfig:
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.has_rank_stabilized_scale else rank)
 
+    def tokens_of(self, module: str) -> list[int] | None:
+        """The rows of an embedding that are replaced; None: it is not said which."""
+        ends = (tokens for end, tokens in self.tokens.items() if f".{module}".endswith(f".{end}"))
+        return next(ends, None)
 
-def parse(fields: dict[str, Any]) -> AdapterConfig:
-    """Raises UnusableModel, which names the field."""
+
+def parse(fields: dict[str, Any], *, is_merged: bool = False) -> AdapterConfig:
+    """`is_merged`: of an adapter that is merged into its base model. Raises UnusableModel, which names the field."""
     kind = fields.get("peft_type")
     if kind != "LORA":
         raise _unusable("peft_type", fields, "only LORA is served")
     for name, why in REFUSED.items():
-        if fields.get(name):
+        if fields.get(name) and not (is_merged and name in MERGED):
             raise _unusable(name, fields, f"{why}{_way_out(name)}")
-    if fields.get("bias", "none") != "none":
-        raise _unusable("bias", fields, f"biases are not changed: {MERGE}")
+    if fields.get("bias", "none") != "none" and not is_merged:
+        raise _unusable("bias", fields, f"biases are not changed: {ALONE}")
     _check_initialization(fields)
     is_stabilized = fields.get("use_rslora", False)
     if not isinstance(is_stabilized, bool):
@@ -85,12 +96,29 @@ def parse(fields: dict[str, Any]) -> AdapterConfig:
         _patterns(fields, "rank_pattern", _rank),
         _patterns(fields, "alpha_pattern", _alpha),
         base if isinstance(base, str) and base else None,
+        bool(fields.get("fan_in_fan_out")),
+        _tokens(fields),
     )
+
+
+def _tokens(fields: dict[str, Any]) -> dict[str, list[int]]:
+    """Of trainable_token_indices; a list alone is of the embedding."""
+    given = fields.get("trainable_token_indices") or {}
+    by_name = given if isinstance(given, dict) else {"embed_tokens": given}
+    for tokens in by_name.values():
+        is_list = isinstance(tokens, list)
+        if not is_list or not all(type(one) is int and 0 <= one < 1 << 31 for one in tokens):
+            raise _unusable(
+                "trainable_token_indices",
+                fields,
+                "it has to be a list of token ids, or of each embedding one",
+            )
+    return by_name
 
 
 def _way_out(field: str) -> str:
     # What begins with a token is in no weights.
-    return "" if field == "alora_invocation_tokens" else f": {MERGE}"
+    return "" if field == "alora_invocation_tokens" else f": {ALONE if field in MERGED else MERGE}"
 
 
 def _check_initialization(fields: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def _read(name: str, folder: Path) -> Adapter:
                 raise UnusableModel(f"{ADAPTER_WEIGHTS}: {what} in {listed(only, 3)}")
     finally:
         reader.close()
-    return Adapter(name, _digest(folder), pairs, said.base)
+    return Adapter(name, digest_of(folder), pairs, said.base)
 
 
 def _modules(stored: dict[str, Stored]) -> dict[str, tuple[str, str]]:
@@ -181,7 +181,7 @@ def _pair(reader: TensorReader, a: str, b: str, scale: float, module: str) -> Pa
     return Pair(a_RI, b_OR)
 
 
-def _digest(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
     """Of the digests of both files, so that bytes of one are none of the other."""
     whole = hashlib.sha256()
     for name in (ADAPTER, ADAPTER_WEIGHTS):

@@ -20,8 +20,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from penstock.errors import UnusableModel
 from penstock.hub.content import UNFINISHED, has_binding_locks, size_of, unfinished
 from penstock.hub.files import REQUIRED, TOKENIZER, older_tokenizer, weight_files
-from penstock.hub.request import Listing, NoRoom, Request, Unavailable, write
-from penstock.loading.model_files import ADAPTER, ADAPTER_WEIGHTS, SINGLE, gigabytes
+from penstock.hub.request import AdapterAlone, Listing, NoRoom, Request, Unavailable, write
+from penstock.loading.model_files import ADAPTER, ADAPTER_WEIGHTS, SINGLE, gigabytes, is_adapter_alone
 from penstock.loading.model_files import choose as choose_weights
 
 # What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
@@ -61,9 +61,27 @@ def cached(request: Request, why: str) -> Path:
             level="WARN", message=f"{why}: using the cached snapshot {folder.name} of {request.repo}{which}"
         )
         return folder
+    if not request.adapter and _was_adapter_alone(request):
+        raise AdapterAlone(f"{request.repo} is an adapter, and no model")
     if named is None:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}")
     raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
+
+
+def remember_alone(request: Request, commit: str) -> None:
+    """That the hub has an adapter in this commit and no weights of a model. As `huggingface_hub` keeps what is not there."""
+    absent = request.storage / ".no_exist" / commit / SINGLE
+    with suppress(OSError):  # the cache may be full, or for reading only
+        absent.parent.mkdir(parents=True, exist_ok=True)
+        absent.touch()
+
+
+def _was_adapter_alone(request: Request) -> bool:
+    """Of what the cache has of the revision."""
+    folder = snapshot_of_revision(replace(request, adapter=True))
+    if folder is None or not (request.storage / ".no_exist" / folder.name / SINGLE).exists():
+        return False
+    return is_adapter_alone({path.name for path in folder.iterdir()})
 
 
 def cached_instead(request: Request, failure: Unavailable) -> Path:

@@ -35,6 +35,7 @@ from penstock.hub.cache import (
     check_room,
     has_weights_of_revision,
     remember,
+    remember_alone,
     remove_abandoned,
 )
 from penstock.hub.content import fetch_resumable
@@ -45,6 +46,7 @@ from penstock.hub.files import (
     choose,
     is_code,
     is_small,
+    of_tokenizer,
     older_tokenizer,
     weight_files,
 )
@@ -216,10 +218,13 @@ def _begin_adapter(request: Request, listing: Listing) -> Begun:
     from penstock.adapters import config
 
     check_adapter(listing.sizes, request)
+    names = [ADAPTER, *(of_tokenizer(listing.sizes) if request.merged else ())]
     remove_abandoned(request)
-    check_room(request, listing, [ADAPTER])
-    folder = snapshot(request, listing.commit, [ADAPTER])
-    config.parse(read_json(folder, ADAPTER) or {})
+    check_room(request, listing, names)
+    folder = snapshot(request, listing.commit, names)
+    if request.merged:
+        remember_alone(request, listing.commit)
+    config.parse(read_json(folder, ADAPTER) or {}, is_merged=request.merged)
     return Begun(listing, folder, [ADAPTER_WEIGHTS], False)
 
 

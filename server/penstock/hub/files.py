@@ -11,16 +11,18 @@ from pathlib import Path
 
 from penstock import quantization
 from penstock.errors import UnusableModel
-from penstock.hub.request import Request, Unavailable
+from penstock.hub.request import AdapterAlone, Request, Unavailable
 from penstock.hub.tokenizer import SOURCES, why_none
 from penstock.loading.model_files import (
     ADAPTER,
     ADAPTER_WEIGHTS,
     CONFIG,
+    GENERATION,
     INDEX,
     PICKLE,
     PICKLE_INDEX,
     SINGLE,
+    is_adapter_alone,
     read_index,
     why_no_adapter_weights,
     why_no_config,
@@ -31,7 +33,7 @@ REQUIRED = (CONFIG,)
 TOKENIZER = "tokenizer.json"
 # Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
 OPTIONAL = (
-    "generation_config.json",
+    GENERATION,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -43,7 +45,9 @@ OPTIONAL = (
 
 
 def check_small(names: Collection[str], request: Request) -> None:
-    """Refuses a repository that lacks what every model needs beside its weights."""
+    """Refuses a repository that lacks what every model needs beside its weights. Raises AdapterAlone for one that is none."""
+    if is_adapter_alone(names):
+        raise AdapterAlone(f"{request.repo} is an adapter ({ADAPTER}), and no model")
     for name in REQUIRED:
         if name not in names:
             raise Unavailable(f"the model {request.repo} has no {name}{why_no_config(names)}")
@@ -51,6 +55,15 @@ def check_small(names: Collection[str], request: Request) -> None:
         raise Unavailable(
             f"the model {request.repo} has no {TOKENIZER}, nor the files that one can be made of{why_none(names)}"
         )
+
+
+def of_tokenizer(names: Collection[str]) -> list[str]:
+    """The files that say how text becomes tokens, where all are there that are needed; else none."""
+    needed = [TOKENIZER] if TOKENIZER in names else older_tokenizer(names)
+    beside = (
+        name for name in names if is_small(name) and name not in (*REQUIRED, INDEX, GENERATION, *needed)
+    )
+    return [*needed, *beside] if needed else []
 
 
 def check_adapter(names: Collection[str], request: Request) -> None:

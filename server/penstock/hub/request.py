@@ -25,6 +25,10 @@ class NoRoom(Unavailable):
     """The disk has none for what is to be fetched."""
 
 
+class AdapterAlone(Unavailable):
+    """It is an adapter and no model, which is to be merged into its base model."""
+
+
 class TransferFailed(Exception):
     """Something has answered, and not with what was asked for."""
 
@@ -38,6 +42,9 @@ class Request:
     trusted: bool = False  # the user has agreed to pickled weights and to the repository's code
     weights: bool = True  # this machine reads them; else other hosts do, and only the rest is wanted
     adapter: bool = False  # it is a LoRA adapter, and no model
+    merged: bool = (
+        False  # and it is merged into its base model, which may do without a tokenizer of its own then
+    )
 
     @property
     def called(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from penstock import quantization
+from penstock.adapters import merged
 from penstock.errors import UnusableModel
 from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
@@ -29,6 +30,8 @@ from penstock_kernels import tensors
 from penstock_kernels.tensors import Dtype, Tensor
 
 LARGE = 1 << 20
+# Of a tensor that an adapter changes, so much is in fp32 at once.
+CHANGED_BYTES = 16 << 20
 # Tensors that may be missing beyond as many as there are, before it is not worth looking for more.
 MISSING = 1000
 
@@ -87,6 +90,7 @@ class Checkpoint:
         self._files = weight_files(folder, trusted)
         self._reader = TensorReader(folder, self._files)
         self._stored = self._reader.stored
+        self._merged = self._read_merged()
         self._config = quantization.with_what_is_beside(read_json(folder, CONFIG) or {}, folder)
         self._block = codes.block_of(self._config)
         self._has_codes = False
@@ -96,6 +100,19 @@ class Checkpoint:
         self._missing: list[str] = []
         self._misshapen: list[str] = []
         self._unusable: list[str] = []
+
+    def _read_merged(self) -> merged.Merged | None:
+        """The adapter that is merged into the model while it is read; None: there is none. What it has whole is from now on where it has it."""
+        if not (self.folder / merged.FOLDER).is_dir():
+            return None
+        found = merged.Merged.read(
+            self.folder, {words.whole_of(name): one for name, one in self._stored.items()}
+        )
+        for name in found.replaced:
+            for part in words.parts_of(name):
+                self._stored.pop(part, None)
+        self._stored.update(found.replaced)
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +152,8 @@ class Checkpoint:
         """
         ours, theirs = self._stored.get(name), self._stored.get(of)
         if ours is None or theirs is None or not {ours.dtype, theirs.dtype} <= FLOATS.keys():
+            return False
+        if self._merged is not None and not self._merged.changes.keys().isdisjoint((name, of)):
             return False
         if ours.shape != shape or theirs.shape[1:] != shape[1:] or theirs.shape[0] < shape[0]:
             return False
@@ -200,6 +219,54 @@ class Checkpoint:
         columns: list[slice] | None = None,
     ) -> None:
         """Copies what `tensor` would give into memory of the same shape."""
+        change = None if self._merged is None else self._merged.changes.get(name)
+        if change is None or self.is_rehearsal:
+            if change is not None:
+                change.check(name, shape)
+            self._fill(into, name, shape, rows, columns)
+        else:
+            self._fill_changed(into, change, name, shape, rows, columns)
+
+    def _fill_changed(
+        self,
+        into: Tensor,
+        change: merged.Change,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None,
+        columns: list[slice] | None,
+    ) -> None:
+        """The same of a tensor that the merged adapter changes: in fp32, and rounded once."""
+        at_once = max(CHANGED_BYTES // (4 * math.prod(shape[1:])), 1) if change.is_of_rows else shape[0]
+        at = 0
+        for some in [slice(0, shape[0])] if rows is None else rows:
+            whole = some if change.is_of_rows else slice(0, shape[0])
+            for begin in range(whole.start, whole.stop, at_once):
+                end = min(begin + at_once, whole.stop)
+                numbers = tensors.empty((end - begin, *shape[1:]), tensors.float32)
+                self._fill(numbers, name, shape, [slice(begin, end)], None)
+                change.apply(tensors.host(numbers), begin)
+                taken = numbers if change.is_of_rows else numbers[some]
+                across = [] if columns is None else [taken[..., range_] for range_ in columns]
+                side = 0
+                for part in across or [taken]:
+                    piece = into[at : at + len(taken)]
+                    if across:
+                        piece = piece[..., side : side + part.shape[-1]]
+                        side += part.shape[-1]
+                    piece.copy_(part)
+                    if not tensors.are_finite(piece):
+                        self._reader.too_large.append(f"{name} (with the merged adapter)")
+                at += len(taken)
+
+    def _fill(
+        self,
+        into: Tensor,
+        name: str,
+        shape: tuple[int, ...],
+        rows: list[slice] | None,
+        columns: list[slice] | None,
+    ) -> None:
         matrix = self._codes(name, shape)
         if not self._accepts(name, shape, into.dtype):
             return
@@ -235,6 +302,8 @@ class Checkpoint:
                 if not re.fullmatch(codes.UNUSED, name)
                 and not (words.may_be_idle(name, self._stored) and self._reader.is_zero(name))
             ]
+        changes = () if self._merged is None else self._merged.changes
+        unchanged = [name for name in changes if name not in self._used and not ignored.fullmatch(name)]
         # One that holds several parts was asked for several times.
         missing, misshapen, unusable = (
             list(dict.fromkeys(names)) for names in (self._missing, self._misshapen, self._unusable)
@@ -247,6 +316,7 @@ class Checkpoint:
                 (misshapen, f"{_tensors(misshapen)} of another shape"),
                 (unusable, f"{_tensors(unusable)} of a dtype that cannot be used"),
                 (extra, f"{_tensors(extra)} without a place in the model"),
+                (unchanged, f"a merged adapter for {_tensors(unchanged)} without a place in the model"),
             )
             if names
         ]

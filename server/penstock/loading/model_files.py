@@ -31,8 +31,10 @@ ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
 MERGE = "merge it into its base model (merge_and_unload of peft) and serve that"
-# What becomes of an adapter alone; the launcher's words.
-LOAD = "serve its base model, and load it beside that with --lora-adapters NAME=FOLDER"
+# Of what an adapter may change only where it is merged into its base model.
+ALONE = "name it as --model-id, which merges it into its base model"
+# What the doctor says of an adapter alone.
+LOAD = "look at its base model, with --lora-adapters NAME=FOLDER; as --model-id it is served merged into that"
 CONSENT = "with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
 
 # Bytes of a header that are read at most; the format's own limit.
@@ -206,14 +208,19 @@ def _linear_tables(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def why_no_config(names: Collection[str]) -> str:
-    """What the files of a model without a config.json are, and the way out, as the end of a line; empty where that is not known. The launcher
-    says it of a folder in the same words.
+    """What the files of a model without a config.json are, and the way out, as the end of a line; empty where that is not known. Of GGUF files the launcher
+    says it in the same words.
     """
     if ADAPTER in names:
         return f"; it is an adapter ({ADAPTER}): {LOAD}"
     if any(name.endswith(".gguf") for name in names):
         return "; GGUF files are not read: serve the model's safetensors files"
     return ""
+
+
+def is_adapter_alone(names: Collection[str]) -> bool:
+    """Whether these are the files of an adapter, and none of them the weights of a model."""
+    return ADAPTER in names and not {SINGLE, INDEX, PICKLE, PICKLE_INDEX}.intersection(names)
 
 
 def unread_adapter(names: Collection[str]) -> str | None:

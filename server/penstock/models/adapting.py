@@ -7,7 +7,6 @@ numbers are changed on the way has no such rows, and no adapter may change it.
 Asked by the engine once the model is loaded. In numpy; must not import torch. Letters as in `decoder`; R the rank, K adapters.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.adapters import Adapter, Pair
+from penstock.adapters.names import tail_of
 from penstock.errors import UnusableModel
 from penstock.layers.linear import Linear
 from penstock.loading.checkpoint import Checkpoint
@@ -36,23 +36,6 @@ I64 = npt.NDArray[np.int64]
 
 FLAG = "--lora-adapters"
 NO_ADAPTERS = f"{FLAG}: encoder-decoders and models through transformers have no adapters"
-# In front of a layer's number a module's path has these names alone, or what it leads to is no part of the text's layers.
-TEXT = frozenset(
-    [
-        "model",
-        "language_model",
-        "text_model",
-        "transformer",
-        "decoder",
-        "backbone",
-        "gpt_neox",
-        "layers",
-        "h",
-        "blocks",
-        "thinker",
-        "llm",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -128,10 +111,10 @@ def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[int]) -> dict
     """The adapter's pairs by the names of the checkpoint. Its own are those of the classes that it was trained with, which may stand below
     other names than in the files. `elsewhere`: layers of other stages.
     """
-    of_tails: dict[str, str] = {_tail(module): module for module in modules}
+    of_tails: dict[str, str] = {tail_of(module): module for module in modules}
     made, unknown = {}, []
     for name, pair in adapter.pairs.items():
-        tail = _tail(name)
+        tail = tail_of(name)
         module = name if name in modules else of_tails.get(tail, "")
         number = tail.partition(".")[0]
         if module:
@@ -144,16 +127,6 @@ def _by_module(adapter: Adapter, modules: set[str], elsewhere: set[int]) -> dict
             "attention and of dense feed-forward layers"
         )
     return made
-
-
-def _tail(module: str) -> str:
-    """What is left of a module's path without the names that differ between files and classes: from the layer's number on. Of what is no
-    part of the text, or has no number, all of it.
-    """
-    found = re.match(r"([^0-9]*)\.(\d+\..+)", module)
-    if found is None or not TEXT.issuperset(found[1].split(".")):
-        return module
-    return found[2]
 
 
 # Of what a row is: behind which tensor, which row of it, and what is left of both, so that a number that was computed with is known.

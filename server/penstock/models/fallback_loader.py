@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from penstock import quantization
+from penstock.adapters import merged
 from penstock.errors import UnusableModel
-from penstock.loading.model_files import catalogue, counted, listed, weight_files
+from penstock.loading.model_files import MERGE, catalogue, counted, listed, weight_files
 from penstock.models import own_attention
 from penstock.models.architectures import architecture_of, architectures, as_named, other_versions
 from penstock.models.bridge import NAME, Bridge, Undecided, Unfit
@@ -147,6 +148,10 @@ def _class_of(config: dict[str, Any], folder: Path, trusted: bool) -> tuple[Any,
     if not architectures(config):
         raise UnusableModel("config.json: unsupported architecture none; it names none in architectures")
     quantization.refuse(config, folder, has_recipe=False)
+    if (folder / merged.FOLDER).is_dir():
+        raise UnusableModel(
+            f"config.json: {model_type} is served through transformers, whose models have no adapters: {MERGE}"
+        )
     known = model_type in transformers.CONFIG_MAPPING
     read: Any = transformers.CONFIG_MAPPING[model_type] if known else None
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(read, None) if known else None

@@ -178,6 +178,15 @@ def is_there(name: str, stored: Mapping[str, Any]) -> bool:
     return f"{name}_packed" in stored or (name.endswith(".weight") and f"{name[:-7]}.qweight" in stored)
 
 
+def whole_of(name: str) -> str:
+    """What a tensor is asked for by, where it may be the words of a matrix."""
+    return (
+        f"{name.removesuffix('.qweight')}.weight"
+        if name.endswith(".qweight")
+        else name.removesuffix("_packed")
+    )
+
+
 def parts_that_say_how(name: str) -> list[str]:
     """The names of tensors without which a matrix of this name would be read as another one."""
     return _names(name, SAYS_HOW)
