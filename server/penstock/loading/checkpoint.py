@@ -19,6 +19,7 @@ import numpy as np
 from penstock import quantization
 from penstock.adapters import merged
 from penstock.errors import UnusableModel
+from penstock.gguf.reading import Arranged
 from penstock.loading.madvise import ask_for_huge_pages
 from penstock.loading.memory import device_room
 from penstock.loading.model_files import CONFIG, Contents, Stored, gigabytes, listed, read_json, weight_files
@@ -34,6 +35,9 @@ LARGE = 1 << 20
 CHANGED_BYTES = 16 << 20
 # Tensors that may be missing beyond as many as there are, before it is not worth looking for more.
 MISSING = 1000
+
+# What is not copied out of the files.
+DECODED = (codes.Matrix, words.Words, Arranged)
 
 M = TypeVar("M")
 
@@ -270,12 +274,14 @@ class Checkpoint:
         matrix = self._codes(name, shape)
         if not self._accepts(name, shape, into.dtype):
             return
-        if isinstance(matrix, codes.Matrix | words.Words):
+        if isinstance(matrix, DECODED):
             held = self._stored[matrix.codes]
             if self.is_rehearsal:
                 self._plan.add(held, into.numel() * (held.end - held.begin) // math.prod(shape))
             elif isinstance(matrix, codes.Matrix):
                 self._reader.decode(into, matrix, rows, columns)
+            elif isinstance(matrix, Arranged):
+                self._reader.decode_arranged(into, matrix, rows, columns)
             else:
                 self._reader.decode_words(into, matrix, rows, columns)
         elif self.is_rehearsal:
@@ -284,7 +290,14 @@ class Checkpoint:
         else:
             self._reader.copy(into, name, rows, columns)
 
-    def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | words.Words | str | None:
+    def _codes(self, name: str, shape: tuple[int, ...]) -> codes.Matrix | words.Words | Arranged | str | None:
+        arranged: Arranged | None = self.contents.arranged.get(name)
+        if arranged is not None:
+            return (
+                arranged
+                if arranged.shape == shape
+                else f"{name} is {list(arranged.shape)}, not {list(shape)}"
+            )
         found = words.find(name, shape, self._stored, self._config)
         return found or codes.find(name, shape, self._stored, self._block)
 
@@ -333,7 +346,7 @@ class Checkpoint:
 
     def _accepts(self, name: str, shape: tuple[int, ...], wanted: Dtype) -> bool:
         matrix = self._codes(name, shape)
-        if isinstance(matrix, codes.Matrix | words.Words) and wanted.is_floating_point:
+        if isinstance(matrix, DECODED) and wanted.is_floating_point:
             self._used |= dict.fromkeys(matrix.names, 0) | {matrix.codes: math.prod(shape)}
             self._has_codes = True
             self._miss_lost(words.parts_that_say_how(name))

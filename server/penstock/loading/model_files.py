@@ -5,10 +5,11 @@ Read by the download, the doctor and the worker before a byte of the weights is.
 
 import json
 import os
+import re
 import stat
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
+# As `penstock.gguf.unpack` calls the links to a model's files.
+GGUF = "model.gguf"
+GGUF_PART = re.compile(r"model-\d{5}-of-\d{5}\.gguf")
 # How weights may be stored otherwise; only named in errors.
 FOREIGN = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".nemo", ".npz")
 UNREAD = {".gguf": "GGUF", ".npz": "npz", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax's"}
@@ -95,6 +99,8 @@ class Contents:
     files: WeightFiles
     stored: dict[str, Stored]  # what is taken of them
     left_out: dict[str, str]  # tensor to a file that holds it and that the index does not name for it
+    arranged: dict[str, Any] = field(default_factory=dict)
+    """Of GGUF files (`penstock.gguf.reading`), how the numbers of tensors are to be had that are not as they are asked for."""
 
     @property
     def warning(self) -> str | None:
@@ -295,6 +301,9 @@ def choose(names: Collection[str], trusted: bool) -> tuple[str, bool]:
     for name in (SINGLE, INDEX):
         if name in names:
             return name, False
+    for name in names:
+        if name == GGUF or GGUF_PART.fullmatch(name):
+            return GGUF, False
     for name in (PICKLE, PICKLE_INDEX):
         if name in names:
             if trusted:
@@ -319,6 +328,9 @@ def weight_files(folder: Path, trusted: bool = False) -> WeightFiles:
         raise UnusableModel(f"{folder}: {error}") from error
     if name in (SINGLE, PICKLE):
         return WeightFiles([name], None, {}, pickled)
+    if name == GGUF:
+        parts = sorted(path.name for path in folder.iterdir() if GGUF_PART.fullmatch(path.name))
+        return WeightFiles(parts or [GGUF], None, {}, False)
     promised = read_index(folder / name, ".bin" if pickled else ".safetensors")
     return WeightFiles(sorted(set(promised.values())), name, promised, pickled)
 
@@ -338,10 +350,14 @@ def read_index(path: Path, suffix: str) -> dict[str, str]:
 
 
 def catalogue(folder: Path, files: WeightFiles) -> Contents:
-    """Every tensor of the safetensors `files`, by name. Raises UnusableModel.
+    """Every tensor of the `files`, safetensors or GGUF, by name. Raises UnusableModel.
 
     Finds files that are missing, cut short or unsound, and what they hold beside the tensors that the index gives to them.
     """
+    if files.names[0].endswith(".gguf"):
+        from penstock.gguf import reading  # which reads files by what is said here
+
+        return reading.catalogue(folder, files)
     check_present(folder, files)
     headers: dict[str, dict[str, Stored]] = {}
     broken: list[str] = []

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import UnusableModel
+from penstock.gguf.layout import Made
+from penstock.gguf.reading import Arranged
 from penstock.loading.host import NEEDS_TORCH, threads_of
 from penstock.loading.madvise import let_go
 from penstock.loading.model_files import Contents, Stored, WeightFiles, catalogue, check_present, sort_out
@@ -251,6 +253,47 @@ class TensorReader:
                 self._note_not_finite(matrix.codes, numbers)
         self._go_on(made.numel() * matrix.bits // 8)
         self._let_go_of(matrix.names)
+
+    def decode_arranged(
+        self, made: Tensor, arranged: Arranged, rows: list[slice] | None, columns: list[slice] | None
+    ) -> None:
+        """The same of a tensor of a GGUF file."""
+        if self._ahead is not None:
+            self._ahead.begin(self.stored[arranged.codes])
+        for held in arranged.stored.values():
+            self._map(held.file)  # here, and not in several threads at once
+        count = max(PIECE // (4 * math.prod(arranged.shape[1:])), 1)
+        if isinstance(arranged.made_of, Made):
+            count = arranged.shape[0]  # all of it is made for any of it
+        pieces, at = [], 0
+        for some in [slice(0, arranged.shape[0])] if rows is None else rows:
+            for begin in range(some.start, some.stop, count):
+                piece = slice(begin, min(begin + count, some.stop))
+                pieces.append((piece, at + begin - some.start))
+            at += some.stop - some.start
+
+        def take(one: tuple[slice, int]) -> list[Tensor]:
+            """What cannot be served, as it was before the conversion."""
+            (piece, at), wrong, side = one, [], 0
+            for range_ in [slice(0, arranged.shape[-1])] if columns is None else columns:
+                into = made[at : at + piece.stop - piece.start]
+                if columns is not None:
+                    into = into[..., side : side + range_.stop - range_.start]
+                    side += range_.stop - range_.start
+                numbers = tensors.of_memory(arranged.decoded(self._map, piece, range_), tensors.float32)
+                into.copy_(numbers)
+                if not tensors.are_finite(into):
+                    wrong.append(numbers)
+            return wrong
+
+        at_once = self._pool.map if len(pieces) > 1 and self._pool is not None else map
+        for wrong in at_once(take, pieces):
+            for numbers in wrong:
+                self._note_not_finite(arranged.codes, numbers)
+        held = self.stored[arranged.codes]
+        self._go_on((held.end - held.begin) * made.numel() // math.prod(arranged.shape))
+        for one in arranged.stored.values():
+            self._let_go(one.file, tensors.of_memory(self._map(one.file)[one.begin : one.end], tensors.uint8))
 
     def _bytes(self, name: str) -> HostArray:
         """A tensor of codes, without its shape."""

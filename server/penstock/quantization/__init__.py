@@ -22,7 +22,18 @@ BESIDE = {
     "quantization_config.json": "auto-round",
 }
 # Codes of 8 and 4 bits with scales (`codes`), and whole numbers in words (`words`).
-SERVED = ("fp8", "mxfp8", "fbgemm-fp8", "mxfp4", "nvfp4", "compressed-tensors", "gptq", "awq", "gptq or awq")
+SERVED = (
+    "fp8",
+    "mxfp8",
+    "fbgemm-fp8",
+    "mxfp4",
+    "nvfp4",
+    "compressed-tensors",
+    "gptq",
+    "awq",
+    "gptq or awq",
+    "gguf",
+)
 # Of NVIDIA's ModelOpt, for the whole checkpoint or (`mixed_precision`) for some layers.
 MODELOPT = {
     f"modelopt {one}"
@@ -189,6 +200,8 @@ def published(config: dict[str, Any]) -> str | None:
         method = _method(given, "compressed-tensors" if key == "compression_config" else None)
         if method == "mxfp4":
             return FP4
+        if method == "gguf":
+            return f"groups_{GROUPS[0]}"
         size = _group_size(given) if method in WORDS else None
         if size is not None:
             return next((f"groups_{one}" for one in reversed(GROUPS) if size % one == 0), None)
