@@ -3,7 +3,8 @@
 Run by the launcher, before any worker, and by whoever only fetches. With `--for-this-machine`, which the launcher passes, the doctor looks
 before a large download at what can be known of the model without it. Writes JSON lines to standard output: log lines with `level` and `message`, and as the last one
 `{"snapshot": {"folder", "commit", "pipeline_tag"}}`, whose last member is null where the hub was not asked or names no task, or `{"failed": one line for the user}`.
-Of a repository that is an adapter and no model it brings that, and the last line is `{"adapter": {"folder", "commit"}}`: who serves it needs its base model. Must not import torch, unless there is
+Of a repository that is an adapter and no model it brings that, and the last line is `{"adapter": {"folder", "commit"}}`: who serves it needs its base model.
+Of a model in GGUF files it is `{"gguf": {"file", "commit", "pipeline_tag"}}`, the first of them. Must not import torch, unless there is
 something large to fetch.
 """
 
@@ -14,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from penstock.hub import client
+from penstock.hub import client, gguf_files
 from penstock.hub.cache import cache_folder
-from penstock.hub.request import AdapterAlone, Request, Unavailable, write
+from penstock.hub.request import AdapterAlone, GgufAlone, Request, Unavailable, write
 
 
 def main() -> int:
@@ -36,6 +37,7 @@ def main() -> int:
         action="store_true",
         help="only what goes before and after the model's computation",
     )
+    parser.add_argument("--gguf", metavar="TAG_OR_FILE", help="which of its models in GGUF files")
     parser.add_argument("--adapter", action="store_true", help="it is a LoRA adapter, and no model")
     parser.add_argument(
         "--for-this-machine", action="store_true", help="fetch nothing large that would not be served here"
@@ -67,6 +69,7 @@ def main() -> int:
         arguments.trust_remote_code,
         not arguments.without_weights,
         arguments.adapter,
+        gguf=arguments.gguf,
     )
     client.keep_xet_in(request.cache)
     client.keep_libraries_quiet()
@@ -84,6 +87,9 @@ def main() -> int:
     try:
         try:
             folder = client.obtain(request, bring)
+        except GgufAlone:
+            request = replace(request, gguf="")
+            folder = client.obtain(request, bring)
         except AdapterAlone:
             folder = client.obtain(replace(request, adapter=True, merged=True), bring)
             write(adapter={"folder": str(folder), "commit": folder.name})
@@ -91,6 +97,11 @@ def main() -> int:
     except Unavailable as failure:
         write(failed=str(failure))
         return 1
+    if request.gguf is not None:
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+        file = folder / gguf_files.choose(names, request.gguf, request.called)[0]
+        write(gguf={"file": str(file), "commit": folder.name, "pipeline_tag": pipeline_tag})
+        return 0
     write(snapshot={"folder": str(folder), "commit": folder.name, "pipeline_tag": pipeline_tag})
     return 0
 

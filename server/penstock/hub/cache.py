@@ -18,9 +18,10 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from penstock.errors import UnusableModel
+from penstock.hub import gguf_files
 from penstock.hub.content import UNFINISHED, has_binding_locks, size_of, unfinished
 from penstock.hub.files import REQUIRED, TOKENIZER, older_tokenizer, weight_files
-from penstock.hub.request import AdapterAlone, Listing, NoRoom, Request, Unavailable, write
+from penstock.hub.request import AdapterAlone, GgufAlone, Listing, NoRoom, Request, Unavailable, write
 from penstock.loading.model_files import ADAPTER, ADAPTER_WEIGHTS, SINGLE, gigabytes, is_adapter_alone
 from penstock.loading.model_files import choose as choose_weights
 
@@ -63,6 +64,10 @@ def cached(request: Request, why: str) -> Path:
         return folder
     if not request.adapter and _was_adapter_alone(request):
         raise AdapterAlone(f"{request.repo} is an adapter, and no model")
+    if named is None or is_whole or request.adapter or request.gguf is not None:
+        pass
+    elif gguf_files.are_alone([path.name for path in named.rglob("*")]):
+        raise GgufAlone(f"{request.repo} has GGUF files, and no others")
     if named is None:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}")
     raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
@@ -122,6 +127,13 @@ def newest_whole(request: Request) -> Path | None:
 
 def lacking(request: Request, folder: Path) -> str | None:
     """The first file without which a snapshot is not served; None: it is complete."""
+    if request.gguf is not None:
+        files = {str(file.relative_to(folder)) for file in folder.rglob("*.gguf")}
+        try:
+            gguf_files.choose(files, request.gguf, request.repo)
+        except Unavailable:
+            return f"the GGUF file {request.gguf}".rstrip()
+        return None
     if request.adapter:
         return next((name for name in (ADAPTER, ADAPTER_WEIGHTS) if not (folder / name).exists()), None)
     names = {path.name for path in folder.iterdir()}

@@ -29,6 +29,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from penstock import quantization
 from penstock.errors import UnusableModel
+from penstock.hub import gguf_files
 from penstock.hub.cache import (
     cached,
     cached_instead,
@@ -40,6 +41,7 @@ from penstock.hub.cache import (
 )
 from penstock.hub.content import fetch_resumable
 from penstock.hub.files import (
+    CHAT_TEMPLATE,
     TOKENIZER,
     check_adapter,
     check_small,
@@ -173,7 +175,8 @@ def complete(request: Request, begun: Begun, examine: Callable[[Path], list[str]
     if left:
         check_room(request, begun.listing, left)
         total = sum(begun.listing.sizes[name] for name in left)
-        if examine is not None and total >= LARGE and not begun.pickled:
+        has_outline = not begun.pickled and request.gguf is None
+        if examine is not None and total >= LARGE and has_outline:
             check_outline(request, begun, examine)
         with progress(request, begun.listing, left):
             with ThreadPoolExecutor(PARALLEL_FILES) as pool:
@@ -191,6 +194,8 @@ def begin(request: Request) -> Begun:
     listing = look_up(request)
     if request.adapter:
         return _begin_adapter(request, listing)
+    if request.gguf is not None:
+        return _begin_gguf(request, listing)
     check_small(listing.sizes, request)
     leads, pickled = choose(listing.sizes, request) if request.weights else (SINGLE, False)
     adapter = unread_adapter(listing.sizes)  # it is not fetched, so that the worker does not see it
@@ -212,6 +217,22 @@ def begin(request: Request) -> Begun:
     if absent:
         raise Unavailable(f"{request.repo} has no {absent[0]}, which its {leads} names")
     return Begun(listing, folder, weights, pickled)
+
+
+def _begin_gguf(request: Request, listing: Listing) -> Begun:
+    files = gguf_files.choose(listing.sizes, request.gguf or "", request.called)
+    every = gguf_files.models(listing.sizes)
+    if not request.gguf and len(every) > 1:
+        tags = ", ".join(sorted({gguf_files.tag_of(model) for model in every}))
+        write(
+            level="INFO",
+            message=f"of {request.repo} {files[0]} is served; {request.repo}:TAG names another: {tags}",
+        )
+    remove_abandoned(request)
+    beside = [name for name in (TOKENIZER, CHAT_TEMPLATE) if name in listing.sizes]
+    check_room(request, listing, beside)
+    folder = request.storage / "snapshots" / listing.commit
+    return Begun(listing, snapshot(request, listing.commit, beside) if beside else folder, files, False)
 
 
 def _begin_adapter(request: Request, listing: Listing) -> Begun:

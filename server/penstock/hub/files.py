@@ -11,7 +11,8 @@ from pathlib import Path
 
 from penstock import quantization
 from penstock.errors import UnusableModel
-from penstock.hub.request import AdapterAlone, Request, Unavailable
+from penstock.hub.gguf_files import are_alone
+from penstock.hub.request import AdapterAlone, GgufAlone, Request, Unavailable
 from penstock.hub.tokenizer import SOURCES, why_none
 from penstock.loading.model_files import (
     ADAPTER,
@@ -31,13 +32,14 @@ from penstock.loading.model_files import choose as choose_weights
 
 REQUIRED = (CONFIG,)
 TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 # Patterns of fnmatch. Everything else in a repository (pickled weights, other frameworks, pictures) stays there.
 OPTIONAL = (
     GENERATION,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "chat_template.json",
     "additional_chat_templates/*.jinja",
     *quantization.BESIDE,
@@ -45,9 +47,11 @@ OPTIONAL = (
 
 
 def check_small(names: Collection[str], request: Request) -> None:
-    """Refuses a repository that lacks what every model needs beside its weights. Raises AdapterAlone for one that is none."""
+    """Refuses a repository that lacks what every model needs beside its weights. Raises AdapterAlone and GgufAlone for one that has other files."""
     if is_adapter_alone(names):
         raise AdapterAlone(f"{request.repo} is an adapter ({ADAPTER}), and no model")
+    if are_alone(names):
+        raise GgufAlone(f"{request.repo} has GGUF files, and no others")
     for name in REQUIRED:
         if name not in names:
             raise Unavailable(f"the model {request.repo} has no {name}{why_no_config(names)}")

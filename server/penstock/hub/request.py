@@ -29,6 +29,10 @@ class AdapterAlone(Unavailable):
     """It is an adapter and no model, which is to be merged into its base model."""
 
 
+class GgufAlone(Unavailable):
+    """It has models in GGUF files, of which one is to be chosen."""
+
+
 class TransferFailed(Exception):
     """Something has answered, and not with what was asked for."""
 
@@ -42,9 +46,8 @@ class Request:
     trusted: bool = False  # the user has agreed to pickled weights and to the repository's code
     weights: bool = True  # this machine reads them; else other hosts do, and only the rest is wanted
     adapter: bool = False  # it is a LoRA adapter, and no model
-    merged: bool = (
-        False  # and it is merged into its base model, which may do without a tokenizer of its own then
-    )
+    merged: bool = False  # and it is merged into its base model, whose tokenizer may be the adapter's then
+    gguf: str | None = None  # which of its models in GGUF files: a tag, a file, "" for the usual one
 
     @property
     def called(self) -> str:
