@@ -51,10 +51,14 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, String> {
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     // What was made of a GGUF file is a model's folder, with a link to it.
-    if names.iter().any(|name| name.ends_with(".safetensors") || name == MADE || model::PICKLED.contains(&name.as_str())) {
+    if names
+        .iter()
+        .any(|name| name.ends_with(".safetensors") || name == MADE || model::PICKLED.contains(&name.as_str()))
+    {
         return Ok(None);
     }
-    let mut models: Vec<&String> = names.iter().filter(|name| name.ends_with(ENDING) && is_first(name)).collect();
+    let mut models: Vec<&String> =
+        names.iter().filter(|name| name.ends_with(ENDING) && is_first(name)).collect();
     models.sort();
     match models[..] {
         [] => Ok(None),
@@ -126,7 +130,15 @@ mod tests {
         ] {
             assert_eq!(found(id).as_deref(), Some(wanted));
         }
-        for id in ["owner/name", "name:Q8_0", "owner/name:", "owner/name:a b", "owner/name:../x", "a/b/c:d", "x.gguf"] {
+        for id in [
+            "owner/name",
+            "name:Q8_0",
+            "owner/name:",
+            "owner/name:a b",
+            "owner/name:../x",
+            "a/b/c:d",
+            "x.gguf",
+        ] {
             assert_eq!(found(id), None, "{id}");
         }
     }
@@ -141,7 +153,10 @@ mod tests {
             let found = in_folder(made.path());
             found.map(|file| file.map(|file| file.file_name().unwrap().to_string_lossy().into_owned()))
         };
-        assert_eq!(folder(&["a-Q4_K_M.gguf", "mmproj-a.gguf", "README.md"]), Ok(Some("a-Q4_K_M.gguf".into())));
+        assert_eq!(
+            folder(&["a-Q4_K_M.gguf", "mmproj-a.gguf", "README.md"]),
+            Ok(Some("a-Q4_K_M.gguf".into()))
+        );
         let parts = ["a-00002-of-00002.gguf", "a-00001-of-00002.gguf", "tokenizer.json", "config.json"];
         assert_eq!(folder(&parts), Ok(Some("a-00001-of-00002.gguf".into())));
         assert_eq!(folder(&["a.gguf", "model.safetensors"]), Ok(None));

@@ -9,6 +9,7 @@ mod descriptors;
 mod doctor;
 mod environment;
 mod flags;
+mod gguf;
 mod json_subprocess;
 mod lines;
 mod log;

@@ -18,7 +18,7 @@ use crate::environment::Environment;
 use crate::flags::{ModelArgs, WorkerArgs, cache_dtype_name, quantization_name};
 use crate::json_subprocess::{self, Ended};
 use crate::shards::Rendezvous;
-use crate::{merged, python, tokenizer};
+use crate::{gguf, merged, python, tokenizer};
 
 /// The name of the shipped model in answers.
 const SHIPPED: &str = "penstock-tiny";
@@ -38,6 +38,13 @@ pub enum Named {
     Hub(String),
     /// A folder that holds an adapter, and no model.
     Adapter(PathBuf),
+    /// The first file of a model in GGUF.
+    Gguf(PathBuf),
+    /// Of a repository the GGUF files of this tag or name.
+    HubGguf {
+        repo: String,
+        which: String,
+    },
 }
 
 /// Whether this machine needs the model's weights.
@@ -75,7 +82,9 @@ impl Named {
     pub fn id(&self, args: &ModelArgs) -> String {
         match self {
             Named::Shipped => SHIPPED.into(),
-            Named::Folder(_) | Named::Adapter(_) => args.model_id.clone().unwrap_or_default(),
+            Named::Folder(_) | Named::Adapter(_) | Named::Gguf(_) | Named::HubGguf { .. } => {
+                args.model_id.clone().unwrap_or_default()
+            }
             Named::Hub(id) => id.clone(),
         }
     }
@@ -83,7 +92,8 @@ impl Named {
     pub fn on_hub(&self) -> Option<&str> {
         match self {
             Named::Hub(id) => Some(id),
-            Named::Shipped | Named::Folder(_) | Named::Adapter(_) => None,
+            Named::HubGguf { repo, .. } => Some(repo),
+            Named::Shipped | Named::Folder(_) | Named::Adapter(_) | Named::Gguf(_) => None,
         }
     }
 
@@ -94,10 +104,20 @@ impl Named {
             if merged::is_adapter_alone(path) {
                 return Ok(Named::Adapter(path.to_owned()));
             }
+            if let Some(file) = gguf::in_folder(path)? {
+                return Ok(Named::Gguf(file));
+            }
             return check(path, args.trust_remote_code, weights).map(|()| Named::Folder(path.to_owned()));
         }
         if path.exists() {
-            return Err(format!("--model-id: {id} is not a folder"));
+            let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+            if is_gguf && path.is_file() {
+                return Ok(Named::Gguf(path.to_owned()));
+            }
+            return Err(format!("--model-id: {id} is not a folder, nor a GGUF file"));
+        }
+        if let Some((repo, which)) = gguf::on_hub(id) {
+            return Ok(Named::HubGguf { repo, which });
         }
         if is_hub_id(id) {
             return Ok(Named::Hub(id.to_owned()));
@@ -131,7 +151,7 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     let any = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
     let has = |needed: &str| names.iter().any(|name| name == needed);
     if !has("config.json") {
-        return Err(format!("--model-id: the folder {shown} has no config.json{}", why_no_config(&names)));
+        return Err(format!("--model-id: the folder {shown} has no config.json"));
     }
     if !has("tokenizer.json") && !tokenizer::OLDER.iter().any(|files| files.iter().all(|file| has(file))) {
         let older: Vec<String> = tokenizer::OLDER.iter().map(|files| files.join(" with ")).collect();
@@ -146,7 +166,7 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
             return Err(format!("--model-id: {}: {instead}", folder.join(name).display()));
         }
     }
-    if any(".safetensors").is_some() || weights == Weights::Elsewhere {
+    if any(".safetensors").is_some() || any(".gguf").is_some() || weights == Weights::Elsewhere {
         return Ok(());
     }
     let pickled = PICKLED.into_iter().find(|name| has(name));
@@ -159,7 +179,7 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
              with --trust-remote-code pickled weights are loaded, by a reader that runs no code in them"
         ));
     }
-    match [".bin", ".pt", ".pth", ".gguf"].into_iter().find_map(any) {
+    match [".bin", ".pt", ".pth"].into_iter().find_map(any) {
         Some(other) => Err(format!(
             "--model-id: the folder {shown} has no weights in safetensors files, only {other}, \
              which Penstock does not load"
@@ -168,18 +188,11 @@ fn check(folder: &Path, trusted: bool, weights: Weights) -> Result<(), String> {
     }
 }
 
-/// What the files of a model without a config.json are, and the way out; in `loading/model_files.py` of what is on the hub.
-fn why_no_config(names: &[String]) -> String {
-    if names.iter().any(|name| name.ends_with(".gguf")) {
-        return "; GGUF files are not read: serve the model's safetensors files".into();
-    }
-    String::new()
-}
-
 /// Of the files that hold a model's weights, in bytes; what cannot be looked at counts as nothing.
 pub fn weight_bytes(folder: &Path) -> u64 {
     let files = folder.read_dir().into_iter().flatten().flatten();
-    let is_weights = |name: &str| [".safetensors", ".bin"].iter().any(|suffix| name.ends_with(suffix));
+    let is_weights =
+        |name: &str| [".safetensors", ".bin", ".gguf"].iter().any(|suffix| name.ends_with(suffix));
     // Files of the hub's cache are links.
     files
         .filter(|file| is_weights(&file.file_name().to_string_lossy()))
@@ -229,23 +242,37 @@ pub async fn obtain(
     show_progress: bool,
 ) -> Result<Model, String> {
     let id = named.id(wanted.args);
-    match named {
+    match &named {
         Named::Shipped => {
             let folder = python::package(interpreter, environment)?.join("tiny").join("model");
             check(&folder, false, Weights::Here)
                 .map_err(|_| format!("the model that ships is not in {}", folder.display()))?;
             Ok(Model { id, folder, commit: None, pipeline_tag: Some("text-generation".into()) })
         }
-        Named::Folder(folder) => Ok(Model { id, folder: whole(&folder)?, commit: None, pipeline_tag: None }),
+        Named::Folder(folder) => Ok(Model { id, folder: whole(folder)?, commit: None, pipeline_tag: None }),
         Named::Adapter(folder) => {
-            let adapter = Model { id, folder: whole(&folder)?, commit: None, pipeline_tag: None };
+            let adapter = Model { id, folder: whole(folder)?, commit: None, pipeline_tag: None };
             merged::obtain(adapter, wanted, interpreter, spawner, environment, show_progress).await
         }
-        Named::Hub(_) => {
-            let mut command = hub_command(&id, wanted, interpreter, environment);
+        Named::Gguf(file) => {
+            let model = Model { id, folder: PathBuf::new(), commit: None, pipeline_tag: None };
+            gguf::unpack(&whole(file)?, model, wanted.args, interpreter, spawner, environment).await
+        }
+        Named::Hub(_) | Named::HubGguf { .. } => {
+            let mut command = match &named {
+                Named::HubGguf { repo, which } => {
+                    let mut command = hub_command(repo, wanted, interpreter, environment);
+                    command.args(["--gguf", which]);
+                    command
+                }
+                _ => hub_command(&id, wanted, interpreter, environment),
+            };
             shows(&mut command, show_progress);
             match download(id, command, wanted, interpreter, spawner).await? {
                 Downloaded::Model(model) => Ok(model),
+                Downloaded::Gguf(file, model) => {
+                    gguf::unpack(&file, model, wanted.args, interpreter, spawner, environment).await
+                }
                 Downloaded::Adapter(adapter) => {
                     merged::obtain(adapter, wanted, interpreter, spawner, environment, show_progress).await
                 }
@@ -282,6 +309,12 @@ enum Outcome {
         folder: PathBuf,
         commit: Option<String>,
     },
+    /// The first file of a model in GGUF.
+    Gguf {
+        file: PathBuf,
+        commit: Option<String>,
+        pipeline_tag: Option<String>,
+    },
     Failed(String),
 }
 
@@ -289,6 +322,8 @@ enum Outcome {
 enum Downloaded {
     Model(Model),
     Adapter(Model),
+    /// And the model that is to be made of it.
+    Gguf(PathBuf, Model),
 }
 
 /// `python -m penstock.download`. What it is told of the workers is for the checks that come before a large download.
@@ -395,6 +430,7 @@ pub async fn download_adapter(
     info!("looking up {id} on the hub");
     match json_subprocess::run(command, interpreter, spawner).await? {
         Ended::Answered(Outcome::Snapshot { folder, .. } | Outcome::Adapter { folder, .. }) => Ok(folder),
+        Ended::Answered(Outcome::Gguf { .. }) => Err(format!("{id} is no adapter of peft")),
         Ended::Answered(Outcome::Failed(line)) => Err(line),
         Ended::Silent(why) => Err(format!("the download of {id} ended with {why}")),
     }
@@ -418,6 +454,10 @@ async fn download(
         }
         Ended::Answered(Outcome::Adapter { folder, commit }) => {
             Ok(Downloaded::Adapter(Model { id, folder, commit, pipeline_tag: None }))
+        }
+        Ended::Answered(Outcome::Gguf { file, commit, pipeline_tag }) => {
+            info!("{id} is complete in {} after {:.1} s", file.display(), began.elapsed().as_secs_f64());
+            Ok(Downloaded::Gguf(file, Model { id, folder: PathBuf::new(), commit, pipeline_tag }))
         }
         // It may have been meant for a folder.
         Ended::Answered(Outcome::Failed(line)) => {
@@ -465,8 +505,8 @@ mod tests {
             "{line}"
         );
         assert_eq!(check(pickled.path(), true, Weights::Here), Ok(()));
-        let foreign = folder(&["config.json", "tokenizer.json", "model-q4.gguf"]);
-        assert!(check(foreign.path(), true, Weights::Here).unwrap_err().contains("only model-q4.gguf"));
+        let foreign = folder(&["config.json", "tokenizer.json", "weights.pth"]);
+        assert!(check(foreign.path(), true, Weights::Here).unwrap_err().contains("only weights.pth"));
     }
 
     #[test]
@@ -579,10 +619,16 @@ mod tests {
     }
 
     #[test]
-    fn gguf_files_are_named_where_there_is_no_config_json() {
+    fn gguf_files_are_models() {
         let model = folder(&["a-Q4_K_M.gguf", "README.md"]);
-        let line = named(model.path().to_str().unwrap()).unwrap_err();
-        assert!(line.contains("has no config.json; GGUF files are not read"), "{line}");
+        let file = model.path().join("a-Q4_K_M.gguf");
+        assert_eq!(named(model.path().to_str().unwrap()), Ok(Named::Gguf(file.clone())));
+        assert_eq!(named(file.to_str().unwrap()), Ok(Named::Gguf(file)));
+        let of_hub = Named::HubGguf { repo: "owner/name".into(), which: "Q4_K_M".into() };
+        assert_eq!(named("owner/name:Q4_K_M"), Ok(of_hub));
+        let readme = model.path().join("README.md");
+        let line = named(readme.to_str().unwrap()).unwrap_err();
+        assert!(line.ends_with("is not a folder, nor a GGUF file"), "{line}");
     }
 
     #[test]

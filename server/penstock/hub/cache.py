@@ -64,12 +64,11 @@ def cached(request: Request, why: str) -> Path:
         return folder
     if not request.adapter and _was_adapter_alone(request):
         raise AdapterAlone(f"{request.repo} is an adapter, and no model")
-    if named is None or is_whole or request.adapter or request.gguf is not None:
-        pass
-    elif gguf_files.are_alone([path.name for path in named.rglob("*")]):
-        raise GgufAlone(f"{request.repo} has GGUF files, and no others")
     if named is None:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}")
+    is_of_usual_files = not request.adapter and request.gguf is None
+    if is_of_usual_files and gguf_files.are_alone([path.name for path in named.rglob("*")]):
+        raise GgufAlone(f"{request.repo} has GGUF files, and no others")
     raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
 
 
