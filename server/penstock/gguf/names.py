@@ -35,7 +35,7 @@ class Names:
     """Of one family."""
 
     in_layer: Mapping[str, str]
-    """Names in a layer, by those of the file, without `.weight` and `.bias`."""
+    """Names in a layer, by those of the file, without `.weight` and `.bias`; or with it, for what is called otherwise."""
     experts: Mapping[str, str] = field(default_factory=dict)
     """The same of stacks, whose name there has the expert's number in it."""
     outside: Mapping[str, str] = field(
@@ -71,7 +71,9 @@ class Names:
                     yield f"{self.outside[module]}.{kind}", self._changed(made, module)
                 continue
             layer, inner = self.layer.format(at[1]), at[2]
-            if inner in self.experts:
+            if f"{inner}.{kind}" in self.in_layer:
+                yield layer + self.in_layer[f"{inner}.{kind}"], Part(name, stored.shape)
+            elif inner in self.experts:
                 for expert in range(stored.shape[0]):
                     yield (
                         f"{layer}{self.experts[inner].format(expert)}.{kind}",

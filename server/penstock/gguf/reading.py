@@ -11,8 +11,9 @@ import numpy.typing as npt
 from penstock.errors import UnusableModel
 from penstock.gguf.architectures import architecture_of
 from penstock.gguf.blocks import BLOCKS, U8
-from penstock.gguf.container import PLAIN_BYTES, Header, read_model
+from penstock.gguf.container import PLAIN_BYTES, read_model
 from penstock.gguf.layout import F32, Made, Part
+from penstock.gguf.names import IN_LAYER
 from penstock.loading.model_files import CONFIG, Contents, Stored, WeightFiles, check_present, read_json
 from penstock_kernels import tensors
 
@@ -96,7 +97,8 @@ def catalogue(folder: Path, files: WeightFiles) -> Contents:
     check_present(folder, files)
     header = read_model([folder / name for name in files.names])
     found = Contents(files, {}, {})
-    layout = architecture_of(header).layout(header, read_json(folder, CONFIG) or {})
+    architecture = architecture_of(header)
+    layout = architecture.layout(header, read_json(folder, CONFIG) or {})
     used: set[str] = set()
     for name, made_of in layout.items():
         parts = (made_of.tensor,) if isinstance(made_of, Part) else made_of.parts
@@ -115,14 +117,14 @@ def catalogue(folder: Path, files: WeightFiles) -> Contents:
             first = stored[parts[0]]
             found.stored[name] = replace(first, dtype=ARRANGED, shape=made_of.shape)
             found.arranged[name] = arranged
+    layers = (read_json(folder, CONFIG) or {}).get("num_hidden_layers", 0)
     for name, one in header.tensors.items():
-        if name not in used and not _is_said_by_config(header, name):
+        at = IN_LAYER.match(name)
+        # Layers behind the last one guess more tokens than the next, which is not done here.
+        is_left_out = name in architecture.names.unread or (at is not None and int(at[1]) >= layers)
+        if name not in used and not is_left_out:
             found.stored[name] = one
     return found
-
-
-def _is_said_by_config(header: Header, name: str) -> bool:
-    return name in architecture_of(header).names.unread
 
 
 def _place(stored: Stored, place: int) -> Stored:
