@@ -24,13 +24,13 @@ def _experts(fields: Fields, config: Config) -> None:
     }
 
 
-def _qwen2_moe(fields: Fields, config: Config) -> None:
+def qwen2_moe(fields: Fields, config: Config) -> None:
     _experts(fields, config)
     config["shared_expert_intermediate_size"] = fields.count("expert_shared_feed_forward_length")
     config["norm_topk_prob"] = False
 
 
-def _qwen3_moe(fields: Fields, config: Config) -> None:
+def qwen3_moe(fields: Fields, config: Config) -> None:
     _experts(fields, config)
     config["norm_topk_prob"] = True
 
@@ -63,7 +63,7 @@ def _joined(header: Header, name: str) -> Iterator[tuple[str, Made]]:
             parts = (gate, gate.replace("ffn_gate_exps", "ffn_up_exps"))
             yield (
                 name.format(gate.split(".")[1]),
-                Made(parts, (experts, 2 * rows, columns), _one_behind_the_other),
+                Made(parts, (experts, 2 * rows, columns), _one_behind_the_other, is_stack=True),
             )
 
 
@@ -208,9 +208,9 @@ MINIMAX = {
 
 ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture(
-        "qwen2_moe", "Qwen2MoeForCausalLM", Names({**QWEN_EXPERTS.in_layer, **SHARED}, EXPERTS), _qwen2_moe
+        "qwen2_moe", "Qwen2MoeForCausalLM", Names({**QWEN_EXPERTS.in_layer, **SHARED}, EXPERTS), qwen2_moe
     ),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", QWEN_EXPERTS, _qwen3_moe),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", QWEN_EXPERTS, qwen3_moe),
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", QWEN_EXPERTS, _olmoe),
     "granitemoe": Architecture(
         "granitemoe",

@@ -40,6 +40,8 @@ class Made:
     shape: tuple[int, ...]
     make: Callable[..., F32]
     """Of the parts in fp32, each in the shape that the file says, the outermost dimension first."""
+    is_stack: bool = False
+    """Each of the first dimension, an expert, is made of what its parts have of that one."""
 
 
 Layout = Mapping[str, Part | Made]

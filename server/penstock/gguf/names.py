@@ -48,6 +48,8 @@ class Names:
     layer: str = "model.layers.{}."
     without_one: bool = False
     """Norms are stored with the 1 that the class adds to them."""
+    as_they_are: frozenset[str] = frozenset()
+    """Norms of which that does not hold."""
     pairs: Mapping[str, str] = field(default_factory=dict)
     """Whose rows are stored in pairs of rotary numbers, where the checkpoint has halves: with the field that says how many heads they are of."""
     unread: frozenset[str] = frozenset(
@@ -62,6 +64,8 @@ class Names:
     def _parts(self, header: Header, heads: Mapping[str, int]) -> Iterator[tuple[str, Part]]:
         for name, stored in header.tensors.items():
             module, _, kind = name.rpartition(".")
+            if kind not in ("weight", "bias"):
+                continue  # what is called otherwise is its family's
             if name in self.unread:
                 continue
             at = IN_LAYER.fullmatch(module)
@@ -86,7 +90,8 @@ class Names:
                 yield f"{layer}{self.in_layer[inner]}.{kind}", self._changed(made, inner)
 
     def _changed(self, made: Part, inner: str) -> Part:
-        return replace(made, change=less_one) if self.without_one and inner.endswith("norm") else made
+        has_one = self.without_one and inner.endswith("norm") and inner not in self.as_they_are
+        return replace(made, change=less_one) if has_one else made
 
 
 def less_one(numbers: F32) -> F32:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,11 @@ class Arranged:
     def decoded(self, bytes_of: Bytes, rows: slice, columns: slice) -> F32:
         """These of the first dimension and these of the last one, in fp32, from `bytes_of` a file."""
         if isinstance(self.made_of, Made):
-            parts = [_numbers(self.stored[name], bytes_of, None, None) for name in self.made_of.parts]
+            some = rows if self.made_of.is_stack else None
+            parts = [_numbers(self.stored[name], bytes_of, some, None) for name in self.made_of.parts]
             whole = self.made_of.make(*parts)
+            if self.made_of.is_stack:
+                return np.ascontiguousarray(whole[..., columns])
             return np.ascontiguousarray(whole[rows] if whole.ndim == 1 else whole[rows, ..., columns])
         part = self.made_of
         stored = self.stored[part.tensor]
@@ -59,7 +63,8 @@ class Arranged:
         made = _numbers(stored, bytes_of, chosen, across)
         if part.column_order is not None:
             made = np.ascontiguousarray(made[..., part.column_order[columns]])
-        return made if part.change is None else part.change(made)
+        made = made if part.change is None else part.change(made)
+        return made.reshape(len(made), *self.shape[1:-1], -1) if len(self.shape) > 1 else made
 
 
 def _numbers(
@@ -98,12 +103,18 @@ def catalogue(folder: Path, files: WeightFiles) -> Contents:
     header = read_model([folder / name for name in files.names])
     found = Contents(files, {}, {})
     architecture = architecture_of(header)
-    layout = architecture.layout(header, read_json(folder, CONFIG) or {})
+    config = read_json(folder, CONFIG) or {}
+    # Layers behind the last one guess more tokens than the next, which is not done here.
+    of_model = {name: one for name, one in header.tensors.items() if not _is_behind(name, config)}
+    layout = architecture.layout(replace(header, tensors=of_model), config)
     used: set[str] = set()
     for name, made_of in layout.items():
         parts = (made_of.tensor,) if isinstance(made_of, Part) else made_of.parts
+        absent = [part for part in parts if part not in of_model]
+        if absent:
+            raise UnusableModel(f"{files.source}: no tensor {absent[0]}, of which {name} is made")
         used.update(parts)
-        stored = {part: header.tensors[part] for part in parts}
+        stored = {part: of_model[part] for part in parts}
         for part, one in stored.items():
             if one.dtype not in BLOCKS and one.dtype not in FLOATS:
                 raise UnusableModel(f"{one.file}: {part} is of {one.dtype}, which is not read; {WAY_OUT}")
@@ -114,17 +125,18 @@ def catalogue(folder: Path, files: WeightFiles) -> Contents:
         if as_it_is is not None:
             found.stored[name] = as_it_is
         else:
-            first = stored[parts[0]]
-            found.stored[name] = replace(first, dtype=ARRANGED, shape=made_of.shape)
+            found.stored[name] = replace(stored[parts[0]], dtype=ARRANGED, shape=made_of.shape)
             found.arranged[name] = arranged
-    layers = (read_json(folder, CONFIG) or {}).get("num_hidden_layers", 0)
-    for name, one in header.tensors.items():
-        at = IN_LAYER.match(name)
-        # Layers behind the last one guess more tokens than the next, which is not done here.
-        is_left_out = name in architecture.names.unread or (at is not None and int(at[1]) >= layers)
-        if name not in used and not is_left_out:
-            found.stored[name] = one
+    unread = architecture.names.unread
+    found.stored.update(
+        (name, one) for name, one in of_model.items() if name not in used and name not in unread
+    )
     return found
+
+
+def _is_behind(name: str, config: dict[str, Any]) -> bool:
+    at = IN_LAYER.match(name)
+    return at is not None and int(at[1]) >= config.get("num_hidden_layers", 0)
 
 
 def _place(stored: Stored, place: int) -> Stored:

@@ -263,7 +263,7 @@ class TensorReader:
         for held in arranged.stored.values():
             self._map(held.file)  # here, and not in several threads at once
         count = max(PIECE // (4 * math.prod(arranged.shape[1:])), 1)
-        if isinstance(arranged.made_of, Made):
+        if isinstance(arranged.made_of, Made) and not arranged.made_of.is_stack:
             count = arranged.shape[0]  # all of it is made for any of it
         pieces, at = [], 0
         for some in [slice(0, arranged.shape[0])] if rows is None else rows:
