@@ -178,6 +178,64 @@ SHARED = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 
+
+def _gpt_oss(fields: Fields, config: Config) -> None:
+    layers = config["num_hidden_layers"]
+    config |= {
+        "intermediate_size": fields.count("expert_feed_forward_length"),
+        "num_local_experts": fields.count("expert_count"),
+        "num_experts_per_tok": fields.count("expert_used_count"),
+        "sliding_window": fields.count("attention.sliding_window"),
+        "layer_types": ["full_attention" if at % 2 else "sliding_attention" for at in range(layers)],
+        "attention_bias": True,
+        "swiglu_limit": 7.0,
+    }
+    if "rope_scaling" in config:
+        # As it is published; llama.cpp has it in its code.
+        config["rope_scaling"]["truncate"] = False
+
+
+def _gpt_oss_experts(header: Header, config: Config) -> Layout:
+    """Of all experts in one tensor, (in, out) and with gates and ups taking turns."""
+    made: dict[str, Made] = {}
+    for gate, stored in header.tensors.items():
+        if ".ffn_gate_exps." in gate:
+            at = f"model.layers.{gate.split('.')[1]}.mlp.experts."
+            up, down = (gate.replace("ffn_gate_exps", name) for name in ("ffn_up_exps", "ffn_down_exps"))
+            experts, inner, *inputs = stored.shape
+            if inputs:
+                made[f"{at}gate_up_proj"] = Made(
+                    (gate, up), (experts, *inputs, 2 * inner), _in_turns_by_inputs, is_stack=True
+                )
+                made[f"{at}down_proj"] = Made((down,), (experts, inner, *inputs), _by_inputs, is_stack=True)
+            else:
+                made[f"{at}gate_up_proj_bias"] = Made(
+                    (gate, up), (experts, 2 * inner), _in_turns, is_stack=True
+                )
+                made[f"{at}down_proj_bias"] = Made(
+                    (down,), (experts, config["hidden_size"]), _as_it_is, is_stack=True
+                )
+    return made
+
+
+def _in_turns(gates: F32, ups: F32) -> F32:
+    made: F32 = np.stack((gates, ups), 2).reshape(len(gates), -1, *gates.shape[2:])
+    return made
+
+
+def _in_turns_by_inputs(gates: F32, ups: F32) -> F32:
+    return _by_inputs(_in_turns(gates, ups))
+
+
+def _by_inputs(matrices: F32) -> F32:
+    made: F32 = matrices.swapaxes(1, 2)
+    return made
+
+
+def _as_it_is(numbers: F32) -> F32:
+    return numbers
+
+
 SHARED_EXPERTS = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -243,6 +301,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         _glm4_moe,
     ),
     "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", DEEPSEEK, _deepseek, _compressed),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        Names(
+            {
+                **ATTENTION,
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "attn_sinks.weight": "self_attn.sinks",
+                "ffn_gate_inp": "mlp.router",
+            }
+        ),
+        _gpt_oss,
+        _gpt_oss_experts,
+    ),
     "minimax-m2": Architecture(
         "minimax_m2",
         "MiniMaxM2ForCausalLM",
