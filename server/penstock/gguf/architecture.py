@@ -42,15 +42,18 @@ class Architecture:
 
 
 def _common(fields: Fields) -> Config:
-    heads = fields.count("attention.head_count", 0)
-    key_heads = fields.value("attention.head_count_kv")
+    heads = fields.count("attention.head_count")
+    key_heads, inner = fields.value("attention.head_count_kv"), fields.value("feed_forward_length")
     made: Config = {
         "vocab_size": fields.rows_of("token_embd.weight"),
         "hidden_size": fields.count("embedding_length"),
         # Those that guess tokens beyond the next one are counted with the others, and are not read.
         "num_hidden_layers": fields.count("block_count") - fields.count("nextn_predict_layers", 0),
-        "intermediate_size": fields.count("feed_forward_length", 0) or None,
-        HEADS: heads or None,
+        # Of a list the first layer's: which others there are the family says.
+        "intermediate_size": inner[0]
+        if isinstance(inner, list) and inner
+        else fields.count("feed_forward_length", 0) or None,
+        HEADS: heads,
         # Of a list those of the layers that have some; which these are the family says.
         KEY_HEADS: max(key_heads, default=0)
         if isinstance(key_heads, list)

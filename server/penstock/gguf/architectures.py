@@ -4,12 +4,17 @@ What the fields are called: `gguf-py/gguf/constants.py` of llama.cpp; what a con
 """
 
 from penstock.errors import UnusableModel
-from penstock.gguf import dense, experts, recurrent
+from penstock.gguf import dense, experts, gemma4, recurrent
 from penstock.gguf.architecture import Architecture
 from penstock.gguf.container import Header
 from penstock.gguf.fields import ARCHITECTURE
 
-ARCHITECTURES: dict[str, Architecture] = dense.ARCHITECTURES | experts.ARCHITECTURES | recurrent.ARCHITECTURES
+ARCHITECTURES: dict[str, Architecture] = {
+    **dense.ARCHITECTURES,
+    **experts.ARCHITECTURES,
+    **gemma4.ARCHITECTURES,
+    **recurrent.ARCHITECTURES,
+}
 """By its name."""
 
 

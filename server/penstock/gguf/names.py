@@ -64,19 +64,19 @@ class Names:
     def _parts(self, header: Header, heads: Mapping[str, int]) -> Iterator[tuple[str, Part]]:
         for name, stored in header.tensors.items():
             module, _, kind = name.rpartition(".")
-            if kind not in ("weight", "bias"):
-                continue  # what is called otherwise is its family's
             if name in self.unread:
                 continue
             at = IN_LAYER.fullmatch(module)
             if at is None:
-                if module in self.outside:
+                if module in self.outside and kind in ("weight", "bias"):
                     made = Part(name, stored.shape)
                     yield f"{self.outside[module]}.{kind}", self._changed(made, module)
                 continue
             layer, inner = self.layer.format(at[1]), at[2]
             if f"{inner}.{kind}" in self.in_layer:
                 yield layer + self.in_layer[f"{inner}.{kind}"], Part(name, stored.shape)
+            elif kind not in ("weight", "bias"):
+                continue  # of a family of its own
             elif inner in self.experts:
                 for expert in range(stored.shape[0]):
                     yield (

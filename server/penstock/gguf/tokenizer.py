@@ -1,11 +1,10 @@
 # ruff: noqa: RUF001 (letters that look like others are in the expressions and tokens of models)
 """tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF file's `tokenizer.*`. Must not import torch.
 
-What is read: byte-level BPE (`gpt2`), and SentencePiece's BPE (`llama`), whose merges are found again from the scores of its pieces: the pair that makes the piece with the
+What is read: byte-level BPE (`gpt2`), Gemma 4's (`gemma4`), and SentencePiece's BPE (`llama`), whose merges are found again from the scores of its pieces: the pair that makes the piece with the
 higher score is merged first. Fields and kinds of tokens: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-vocab.cpp.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ ENDS = frozenset(
 # Where a model has these, what it calls an end is one of a part of its answer.
 PARTS_OF_ANSWERS, ENDS_OF_PARTS = frozenset(("<|channel|>", "<|message|>")), frozenset(("<|end|>",))
 WAY_OUT = "put the model's tokenizer.json beside the file"
-KNOWN_MODELS = ("gpt2", "llama")
+KNOWN_MODELS = ("gpt2", "llama", "gemma4")
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class _Tokenizer:
             raise self._wrong(
                 "model", f"is {str(self._model)[:40]!r}, and {' and '.join(KNOWN_MODELS)} are read; {WAY_OUT}"
             )
-        whole = self._of_pieces() if self._model == "llama" else self._of_bytes()
+        whole = self._of_bytes() if self._model == "gpt2" else self._of_pieces()
         return Made(
             {"version": "1.0", "truncation": None, "padding": None, **whole}, self.config(), self.ends()
         )
@@ -87,11 +86,7 @@ class _Tokenizer:
                 "pre", f"is {self._pre[:40]!r}, and how that cuts words is not known; {WAY_OUT}"
             )
         vocabulary = self._vocabulary(self._tokens)
-        merges = [self._pair(at, merge) for at, merge in enumerate(self._list("merges", str))]
-        for left, right in merges:
-            for part in (left, right, left + right):
-                if part not in vocabulary:
-                    raise self._wrong("merges", f"has {left} {right}, and {part!r} is no token")
+        merges = self._merges(vocabulary)
         return {
             "added_tokens": self._added(),
             "normalizer": None,
@@ -112,9 +107,6 @@ class _Tokenizer:
         }
 
     def _of_pieces(self) -> Json:
-        scores = self._list("scores", float)
-        if len(scores) != len(self._tokens):
-            raise self._wrong("scores", f"has {len(scores)} entries for {len(self._tokens)} tokens")
         # llama.cpp has spaces in tokens of users as they are.
         texts = [
             text.replace(" ", SPACE) if kind == USER_DEFINED else text
@@ -139,7 +131,7 @@ class _Tokenizer:
             "post_processor": self._processor(None),
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": {
-                **_bpe(vocabulary, list(self._merges(texts, scores, vocabulary))),
+                **_bpe(vocabulary, self._merges_of_pieces(texts, vocabulary)),
                 "unk_token": None if unknown is None else texts[unknown],
                 "fuse_unk": True,
                 "byte_fallback": BYTE in self._kinds,
@@ -147,10 +139,22 @@ class _Tokenizer:
             },
         }
 
-    def _merges(
-        self, texts: list[str], scores: list[float], vocabulary: dict[str, int]
-    ) -> Iterator[tuple[str, str]]:
-        """Pairs of pieces that are a piece, those of higher scores first."""
+    def _merges(self, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+        """As the file has them."""
+        merges = [self._pair(at, merge) for at, merge in enumerate(self._list("merges", str))]
+        for left, right in merges:
+            for part in (left, right, left + right):
+                if part not in vocabulary:
+                    raise self._wrong("merges", f"has {left} {right}, and {part!r} is no token")
+        return merges
+
+    def _merges_of_pieces(self, texts: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+        """Of pieces, where the file has none: pairs that are a piece, those of higher scores first."""
+        if self._model == "gemma4":
+            return self._merges(vocabulary)
+        scores = self._list("scores", float)
+        if len(scores) != len(self._tokens):
+            raise self._wrong("scores", f"has {len(scores)} entries for {len(self._tokens)} tokens")
         found: list[tuple[float, int, int, str, str]] = []
         for text, score, kind in zip(texts, scores, self._kinds, strict=True):
             if kind not in (1, USER_DEFINED) or len(text) < 2:
@@ -160,7 +164,7 @@ class _Tokenizer:
                 if left is not None and right is not None:
                     found.append((-score, left, right, text[:cut], text[cut:]))
         found.sort()
-        return ((left, right) for _, _, _, left, right in found)
+        return [(left, right) for _, _, _, left, right in found]
 
     def _vocabulary(self, texts: list[str]) -> dict[str, int]:
         made = {text: at for at, text in enumerate(texts)}
