@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 import wire
 from checkpoints import SHIPPED
@@ -49,13 +49,14 @@ def shipped_as_gguf(folder: Path, name: str, kind: str) -> Path:
     folder.mkdir(exist_ok=True)
     tensors, types = {}, {}
     heads = {"q_proj": CONFIG["num_attention_heads"], "k_proj": CONFIG["num_key_value_heads"]}
-    for ours, one in load_file(SHIPPED / "model.safetensors").items():
+    for ours, tensor in load_file(SHIPPED / "model.safetensors").items():
+        one = tensor.float().numpy()
         module = ours.removesuffix(".weight")
         at = module.split(".")
         known = NAMES[module] if module in NAMES else f"blk.{at[2]}.{NAMES['.'.join(at[3:])]}"
         if at[-1] in heads:
             one = one.reshape(heads[at[-1]], 2, -1, one.shape[-1]).swapaxes(1, 2).reshape(one.shape)
-        tensors[f"{known}.weight"] = one.astype("float32")
+        tensors[f"{known}.weight"] = one
         if one.ndim == 2 and kind != "F32":
             types[f"{known}.weight"] = kind
     fields = {

@@ -105,11 +105,19 @@ def snapshot_of_revision(request: Request) -> Path | None:
                 revision=request.revision,
                 cache_dir=request.cache,
                 local_files_only=True,
-                allow_patterns=[ADAPTER] if request.adapter else list(REQUIRED),
+                allow_patterns=_sought(request),
             )
         )
     except LocalEntryNotFoundError:
         return None
+
+
+def _sought(request: Request) -> list[str]:
+    """Patterns of what there is of a snapshot at least."""
+    if request.gguf is not None:
+        return ["*.gguf"]
+    # Of a repository of GGUF files alone it is not known what it is.
+    return [ADAPTER] if request.adapter else [*REQUIRED, "*.gguf"]
 
 
 def newest_whole(request: Request) -> Path | None:
