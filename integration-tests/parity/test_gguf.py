@@ -412,7 +412,7 @@ CASES: dict[str, list[Case]] = {
     "exaone4": [Case("EXAONE 4")],
     "seed_oss": [Case("Seed-OSS")],
     "starcoder2": [Case("StarCoder2", config={"sliding_window": 4096, "rope_theta": 100000.0})],
-    "nemotron": [Case("Nemotron, Minitron", more=lambda c: {**rotated_part(c), "attention.layer_norm_epsilon": c["norm_eps"]})],
+    "nemotron": [Case("Nemotron, Minitron", (one_more,), lambda c: {**rotated_part(c), "attention.layer_norm_epsilon": c["norm_eps"]})],
     "arcee": [Case("Arcee AFM", (pairs,))],
     "ernie4_5": [Case("ERNIE 4.5")],
     "mistral3": [

@@ -34,7 +34,7 @@ def are_alone(names: Collection[str]) -> bool:
 def tag_of(model: str) -> str:
     """What a model's name says of its numbers; of one that says nothing its name."""
     for part in model.rsplit("/", 2)[::-1]:
-        found = re.fullmatch(r"(?:.*[-._])??" + TAG, part, re.IGNORECASE)
+        found = re.fullmatch(r"(?:.*?[-._])??" + TAG, part, re.IGNORECASE)
         if found is not None:
             return found[1]
     return model.rpartition("/")[2]
