@@ -652,7 +652,7 @@ def test_an_unservable_repository_is_refused_before_anything_is_fetched(
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (("model-Q4_K_M.gguf", "README.md"), "GGUF files are not read"),
+        (("mmproj-model.gguf", "README.md"), "it has GGUF files"),
         (("README.md",), None),
     ],
 )

@@ -404,20 +404,19 @@ def test_pickled_weights_are_not_loaded_without_consent(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     said = refusal(folder)
     assert "only pickled ones (pytorch_model.bin)" in said and "--trust-remote-code" in said
-    (folder / "pytorch_model.bin").rename(folder / "model.gguf")
+    (folder / "pytorch_model.bin").rename(folder / "model.onnx")
     assert refusal(folder).endswith(
-        "no model.safetensors and no model.safetensors.index.json, only model.gguf"
+        "no model.safetensors and no model.safetensors.index.json, only model.onnx"
     )
-    assert "GGUF files are not read" in refusal(folder)
+    assert "ONNX files are not read" in refusal(folder)
     (folder / "adapter_config.json").touch()
     (folder / "adapter_model.safetensors").touch()
     assert "no weights but an adapter's (adapter_config.json; " in refusal(folder)
-    assert refusal(folder).endswith("load it beside that with --lora-adapters NAME=FOLDER")
+    assert refusal(folder).endswith("as --model-id it is served merged into that")
     (folder / "adapter_config.json").unlink()
     (folder / "config.json").unlink()
-    assert refusal(folder).endswith(
-        "no config.json; GGUF files are not read: serve the model's safetensors files"
-    )
+    (folder / "model.onnx").rename(folder / "other.gguf")
+    assert refusal(folder).endswith("no config.json; it has GGUF files: name one of them")
     (folder / "adapter_config.json").touch()
     assert "no config.json; it is an adapter (adapter_config.json)" in refusal(folder)
 

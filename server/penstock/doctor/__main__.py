@@ -18,8 +18,10 @@ from penstock import tiny
 from penstock.doctor.examination import examine
 from penstock.doctor.question import Question
 from penstock.doctor.report import Report, as_json, as_text
-from penstock.hub import client
-from penstock.hub.cache import cache_folder
+from penstock.errors import UnusableModel
+from penstock.gguf import unpack
+from penstock.hub import client, gguf_files
+from penstock.hub.cache import cache_folder, snapshot_of_revision
 from penstock.hub.outline import outline
 from penstock.hub.request import Begun, Request, Unavailable
 
@@ -132,9 +134,11 @@ def find(
     folder: Path, named: str | None, revision: str | None, arguments: argparse.Namespace, into: Path
 ) -> Found:
     """The files in `folder`, or else those of a model on the hub. Raises Unavailable."""
-    if folder.is_dir():
+    if folder.is_dir() and not gguf_files.are_alone(os.listdir(folder)):
         return Found(folder, folder)
     assert named is not None, "the model that ships is a folder"
+    if folder.exists() or gguf_files.of_hub(named):
+        return _of_gguf(folder, named, revision, arguments)
     cache = cache_folder(arguments.cache_dir, named)
     request = Request(named, revision, cache, trusted=arguments.trust_remote_code)
     client.keep_xet_in(cache)
@@ -158,6 +162,32 @@ def find(
     if begun is not None and begun.pickled:
         pickled = sum(begun.listing.sizes[name] for name in begun.weights)
     return Found(files, at, at.name, warnings, pickled)
+
+
+def _of_gguf(folder: Path, named: str, revision: str | None, arguments: argparse.Namespace) -> Found:
+    """What is made of GGUF files that are here. Raises Unavailable."""
+    commit = None
+    if folder.is_file():
+        file = folder
+    elif folder.is_dir():
+        file = folder / gguf_files.only(os.listdir(folder), str(folder))
+    else:
+        repo, which = gguf_files.of_hub(named) or (named, "")
+        cache = cache_folder(arguments.cache_dir, repo)
+        kept = snapshot_of_revision(Request(repo, revision, cache, gguf=which))
+        names = () if kept is None else [str(one.relative_to(kept)) for one in kept.rglob("*.gguf")]
+        if kept is None or not gguf_files.models(names):
+            raise Unavailable(
+                f"GGUF files are looked at once they are here, and the cache {cache} has none of {repo}"
+            )
+        file, commit = kept / gguf_files.choose(names, which, repo)[0], kept.name
+    try:
+        with redirect_stdout(io.StringIO()):  # lines for the launcher
+            return Found(unpack.obtain(file.absolute(), arguments.cache_dir), file, commit)
+    except UnusableModel as error:
+        raise Unavailable(str(error)) from error
+    except OSError as error:
+        raise Unavailable(f"{file}: {error}") from error
 
 
 if __name__ == "__main__":

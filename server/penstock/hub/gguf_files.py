@@ -65,6 +65,27 @@ def choose(names: Collection[str], wanted: str, called: str) -> list[str]:
     return _whole(every[min(every)], called)
 
 
+def only(names: Collection[str], called: str) -> str:
+    """The first file of the one model that there is. Raises Unavailable."""
+    every = models(names)
+    if len(every) != 1:
+        raise Unavailable(
+            f"{called} has {len(every)} models in GGUF files ({listed(sorted(every), 10)}): name the file of one"
+        )
+    return next(iter(every.values()))[0]
+
+
+def of_hub(name: str) -> tuple[str, str] | None:
+    """The repository and the tag or the file of a name on the hub that has one; the launcher's rule."""
+    for begin in ("hf.co/", "huggingface.co/"):
+        name = name.removeprefix(begin)
+    repo, colon, which = name.partition(":")
+    if not colon and name.endswith(".gguf") and name.count("/") >= 2:
+        owner, model, which = name.split("/", 2)
+        repo = f"{owner}/{model}"
+    return (repo, which) if which and "/" in repo else None
+
+
 def _whole(files: list[str], called: str) -> list[str]:
     part = PART.fullmatch(files[0])
     if part is None:

@@ -220,7 +220,7 @@ def why_no_config(names: Collection[str]) -> str:
     if ADAPTER in names:
         return f"; it is an adapter ({ADAPTER}): {LOAD}"
     if any(name.endswith(".gguf") for name in names):
-        return "; GGUF files are not read: serve the model's safetensors files"
+        return "; it has GGUF files: name one of them"
     return ""
 
 
