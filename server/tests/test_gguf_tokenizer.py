@@ -34,7 +34,12 @@ def pieces(tokens: dict[str, int], **more: Any) -> Header:
     """The same of SentencePiece's."""
     texts = {"<unk>": 2, "▁": 1, "a": 1, "b": 1, "ab": 1} | tokens
     scores = [0.0, -3.0, -4.0, -5.0, -1.0, *[0.0] * len(tokens)]
-    fields = {"model": "llama", "scores": scores, "unknown_token_id": 0, "add_bos_token": False}
+    fields: dict[str, Any] = {
+        "model": "llama",
+        "scores": scores,
+        "unknown_token_id": 0,
+        "add_bos_token": False,
+    }
     return header_of(**fields | more, tokens=[*texts], token_type=[*texts.values()])
 
 

@@ -119,7 +119,7 @@ STEPS: dict[str, list[Step]] = {
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), DIGITS
     ),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), GPT4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), DEEPSEEK_V3),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), BAILING),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), COHERE),

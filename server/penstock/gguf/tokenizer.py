@@ -15,6 +15,8 @@ from penstock.gguf.pretokenizers import BEGIN, IGNORE_MERGES, STEPS
 Json = dict[str, Any]
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+NO_TOKEN = 0xFFFFFFFF
+"""In place of a token's number."""
 SPACE = "▁"
 # Behind which llama.cpp ends an answer whatever the file says, by their text.
 ENDS = frozenset(
@@ -293,7 +295,7 @@ class _Tokenizer:
     def _id(self, name: str) -> int | None:
         """A token that the file names; None: it names none."""
         value = self._value(f"{name}_token_id")
-        if value is None or value == 0xFFFFFFFF:
+        if value is None or value == NO_TOKEN:
             return None
         if type(value) is not int or not 0 <= value < len(self._tokens):
             raise self._wrong(
