@@ -22,12 +22,15 @@ from families import FAMILIES
 from models import make
 from safetensors.numpy import load_file
 
-from gguf_files import tokenizer, write
 from penstock.gguf import unpack
 from penstock.gguf.architectures import ARCHITECTURES
 from penstock.loading.checks import check_folder
 from penstock.models import recipes
 from penstock.parallel.group import ALONE
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "server" / "tests"))
+
+from gguf_files import tokenizer, write
 
 Tensors = dict[str, Any]
 Change = Callable[[Tensors, dict[str, Any]], Tensors]
@@ -82,7 +85,7 @@ def mixtral(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def granite_experts(tensors: Tensors, config: dict[str, Any]) -> Tensors:
-    made = {}
+    made: Tensors = {}
     for name, one in tensors.items():
         if name.endswith("input_linear.weight"):
             at = name.split(".")[2]
@@ -94,7 +97,7 @@ def granite_experts(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def keys_and_values(tensors: Tensors, config: dict[str, Any]) -> Tensors:
-    made = {}
+    made: Tensors = {}
     keys, values = config["qk_nope_head_dim"], config["v_head_dim"]
     for name, one in stacked(tensors, config).items():
         if name.endswith("kv_b_proj.weight"):
@@ -108,7 +111,7 @@ def keys_and_values(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 def states(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     """Of linear attention and short convolutions, what is the same in all of them."""
-    made = {}
+    made: Tensors = {}
     for name, one in tensors.items():
         if name.endswith("A_log"):
             one = -np.exp(one)
@@ -125,7 +128,7 @@ def qwen35(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     def tiled(one: Any, each: int) -> Any:
         return one.reshape(keys, of_each, each, *one.shape[1:]).swapaxes(0, 1).reshape(one.shape)
 
-    made = {}
+    made: Tensors = {}
     for name, one in tensors.items():
         if "in_proj_qkv" in name or "conv1d" in name:
             one = np.concatenate((one[:first], tiled(one[first:], size)))
@@ -142,7 +145,7 @@ def qwen35(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 def qwen3_next(tensors: Tensors, config: dict[str, Any]) -> Tensors:
     keys, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
     of_each = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
-    made = {}
+    made: Tensors = {}
     for name, one in states(one_more(stacked(tensors, config), config), config).items():
         if name.endswith("in_proj_qkvz.weight"):
             by_head = one.reshape(keys, -1, one.shape[-1])
@@ -156,7 +159,7 @@ def qwen3_next(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def gpt_oss(tensors: Tensors, config: dict[str, Any]) -> Tensors:
-    made = {}
+    made: Tensors = {}
     for name, one in tensors.items():
         at = name.split(".")[2] if "layers" in name else ""
         if name.endswith("gate_up_proj"):
@@ -186,7 +189,7 @@ def gemma4(tensors: Tensors, config: dict[str, Any]) -> Tensors:
         "experts.gate_up_proj": "ffn_gate_up_exps.weight",
         "experts.down_proj": "ffn_down_exps.weight",
     }
-    made = {}
+    made: Tensors = {}
     for name, one in tensors.items():
         end = next((end for end in ours if name.endswith(f".{end}")), None)
         made[f"blk.{name.split('.')[2]}.{ours[end]}" if end else name] = one
@@ -409,7 +412,7 @@ CASES: dict[str, list[Case]] = {
     "exaone4": [Case("EXAONE 4")],
     "seed_oss": [Case("Seed-OSS")],
     "starcoder2": [Case("StarCoder2", config={"sliding_window": 4096, "rope_theta": 100000.0})],
-    "nemotron": [Case("Nemotron, Minitron", more=lambda c: {**rotated_part(c), "attention.layer_norm_epsilon": c["norm_eps"]})],
+    "nemotron": [Case("Nemotron, Minitron", (one_more,), lambda c: {**rotated_part(c), "attention.layer_norm_epsilon": c["norm_eps"]})],
     "arcee": [Case("Arcee AFM", (pairs,))],
     "ernie4_5": [Case("ERNIE 4.5")],
     "mistral3": [

@@ -273,7 +273,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron": Architecture(
         "nemotron",
         "NemotronForCausalLM",
-        Names({**ATTENTION, **FEED_FORWARD, **NORMS}),
+        Names({**ATTENTION, **FEED_FORWARD, **NORMS}, without_one=True),
         _nemotron,
     ),
     "arcee": Architecture("arcee", "ArceeForCausalLM", LLAMA_NAMES, _arcee),

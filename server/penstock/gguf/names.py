@@ -70,7 +70,7 @@ class Names:
             if at is None:
                 if module in self.outside and kind in ("weight", "bias"):
                     made = Part(name, stored.shape)
-                    yield f"{self.outside[module]}.{kind}", self._changed(made, module)
+                    yield f"{self.outside[module]}.{kind}", self._changed(made, f"{module}.{kind}")
                 continue
             layer, inner = self.layer.format(at[1]), at[2]
             if f"{inner}.{kind}" in self.in_layer:
@@ -87,10 +87,12 @@ class Names:
                 made = Part(name, stored.shape)
                 if inner in self.pairs:
                     made = replace(made, row_order=halves_of_pairs(stored.shape[0], heads[self.pairs[inner]]))
-                yield f"{layer}{self.in_layer[inner]}.{kind}", self._changed(made, inner)
+                yield f"{layer}{self.in_layer[inner]}.{kind}", self._changed(made, f"{inner}.{kind}")
 
-    def _changed(self, made: Part, inner: str) -> Part:
-        has_one = self.without_one and inner.endswith("norm") and inner not in self.as_they_are
+    def _changed(self, made: Part, name: str) -> Part:
+        inner, _, kind = name.rpartition(".")
+        is_norm = inner.endswith("norm") and kind == "weight" and inner not in self.as_they_are
+        has_one = self.without_one and is_norm
         return replace(made, change=less_one) if has_one else made
 
 

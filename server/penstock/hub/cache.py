@@ -27,6 +27,8 @@ from penstock.loading.model_files import choose as choose_weights
 
 # What `huggingface_hub` writes to: the name of the content, and eight digits at random, so that nobody finds the file again.
 UNFINISHED_BY_LIBRARY = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
+# No file's name.
+NOTHING = "-"
 # What nobody has written to for so long is nobody's, where locks may not bind everybody (`content.DISKS`).
 ABANDONED_SECONDS = 3600.0
 
@@ -64,11 +66,12 @@ def cached(request: Request, why: str) -> Path:
         return folder
     if not request.adapter and _was_adapter_alone(request):
         raise AdapterAlone(f"{request.repo} is an adapter, and no model")
+    if not request.adapter and request.gguf is None:
+        other = snapshot_of_revision(replace(request, gguf=""))
+        if other is not None and gguf_files.are_alone([path.name for path in other.rglob("*")]):
+            raise GgufAlone(f"{request.repo} has GGUF files, and no others")
     if named is None:
         raise Unavailable(f"{why}, and {request.repo} is not in the cache {request.cache}")
-    is_of_usual_files = not request.adapter and request.gguf is None
-    if is_of_usual_files and gguf_files.are_alone([path.name for path in named.rglob("*")]):
-        raise GgufAlone(f"{request.repo} has GGUF files, and no others")
     raise Unavailable(f"{why}, and the cache {request.cache} lacks {missing} of {request.repo}")
 
 
@@ -105,11 +108,18 @@ def snapshot_of_revision(request: Request) -> Path | None:
                 revision=request.revision,
                 cache_dir=request.cache,
                 local_files_only=True,
-                allow_patterns=[ADAPTER] if request.adapter else list(REQUIRED),
+                allow_patterns=_sought(request),
             )
         )
     except LocalEntryNotFoundError:
         return None
+
+
+def _sought(request: Request) -> list[str]:
+    """Patterns of what there is of a snapshot at least: the library gives none that lacks what they match, by its list of the commit's files."""
+    if request.gguf is not None:
+        return [NOTHING]
+    return [ADAPTER] if request.adapter else list(REQUIRED)
 
 
 def newest_whole(request: Request) -> Path | None:

@@ -8,7 +8,7 @@ from penstock.hub.request import Unavailable
 from penstock.loading.model_files import INDEX, PICKLE, PICKLE_INDEX, SINGLE, listed
 
 # What a file says of how its numbers are stored, at the end of its name or of its folder's.
-TAG = re.compile(r"(?:UD-)?(?:I?Q\d\w*|T?Q\d_\w+|BF16|F16|F32|MXFP4\w*|NVFP4)", re.IGNORECASE)
+TAG = r"((?:UD-)?(?:I?Q\d\w*|TQ\d_\w+|BF16|F16|F32|MXFP4\w*|NVFP4))"
 # Beside models: what reads images, and what llama-quantize reads.
 NO_MODEL = re.compile(r"(.*[/._-])?(mmproj|imatrix)([/._-].*)?", re.IGNORECASE)
 # Where nothing is asked for: llama.cpp's choice, and then what loses little.
@@ -34,9 +34,9 @@ def are_alone(names: Collection[str]) -> bool:
 def tag_of(model: str) -> str:
     """What a model's name says of its numbers; of one that says nothing its name."""
     for part in model.rsplit("/", 2)[::-1]:
-        for piece in re.split(r"\.|-(?=I?Q\d|T?Q\d_|BF16|F16|F32|MXFP4|NVFP4|UD-)", part)[::-1]:
-            if TAG.fullmatch(piece):
-                return piece
+        found = re.fullmatch(r"(?:.*?[-._])??" + TAG, part, re.IGNORECASE)
+        if found is not None:
+            return found[1]
     return model.rpartition("/")[2]
 
 
