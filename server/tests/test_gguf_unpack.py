@@ -121,12 +121,14 @@ def test_what_is_no_model_is_said_in_a_line(more: dict[str, Any], says: str, tmp
 
 
 def test_a_token_that_a_file_says_it_has_not_is_none_of_the_configuration(tmp_path: Path) -> None:
-    file = file_of(tmp_path, **{"tokenizer.ggml.padding_token_id": 0xFFFFFFFF})
+    more: dict[str, Any] = {"tokenizer.ggml.padding_token_id": 0xFFFFFFFF}
+    file = file_of(tmp_path, **more)
     assert "pad_token_id" not in content(unpack.obtain(file, tmp_path / "cache"), "config.json")
 
 
 def test_a_type_that_is_no_text_is_no_failure_of_the_command(tmp_path: Path) -> None:
-    file = file_of(tmp_path, **{"general.type": ["model"]})
+    more: dict[str, Any] = {"general.type": ["model"]}
+    file = file_of(tmp_path, **more)
     assert unpack.obtain(file, tmp_path / "cache").is_dir()
 
 
