@@ -103,6 +103,7 @@ def test_parts_are_linked_in_their_order(tmp_path: Path) -> None:
         ({"general.type": "adapter"}, "it is a LoRA adapter in GGUF: load peft's own files"),
         ({"general.type": "mmproj"}, "it is what reads a model's images, and no model"),
         ({"general.type": "vocab"}, "it is a vocabulary without a model"),
+        ({"general.type": "imatrix"}, "it is a file for llama-quantize, and no model"),
         ({"tokenizer.ggml.pre": "new-words"}, "tokenizer.ggml.pre is 'new-words', and how that cuts words is not known; put"),
         ({"tokenizer.ggml.eos_token_id": 4000}, "tokenizer.ggml.eos_token_id is 4000, and there are 99 tokens"),
         ({"tokenizer.ggml.merges": ["a"]}, "tokenizer.ggml.merges has 'a' at 0, which is no pair"),
@@ -117,6 +118,18 @@ def test_what_is_no_model_is_said_in_a_line(more: dict[str, Any], says: str, tmp
         unpack.obtain(file, tmp_path / "cache")
     line = str(refused.value)
     assert line.startswith("small-Q8_0.gguf: ") and says in line and "\n" not in line, line
+
+
+def test_a_token_that_a_file_says_it_has_not_is_none_of_the_configuration(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"tokenizer.ggml.padding_token_id": 0xFFFFFFFF}
+    file = file_of(tmp_path, **more)
+    assert "pad_token_id" not in content(unpack.obtain(file, tmp_path / "cache"), "config.json")
+
+
+def test_a_type_that_is_no_text_is_no_failure_of_the_command(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"general.type": ["model"]}
+    file = file_of(tmp_path, **more)
+    assert unpack.obtain(file, tmp_path / "cache").is_dir()
 
 
 def test_the_command_answers_in_lines(tmp_path: Path) -> None:

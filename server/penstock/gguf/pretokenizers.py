@@ -98,7 +98,17 @@ STEPS: dict[str, list[Step]] = {
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5"), LLAMA3),
     **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        (
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "megrez",
+            "f2llmv2",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ),
         QWEN2,
     ),
     **dict.fromkeys(
@@ -111,7 +121,7 @@ STEPS: dict[str, list[Step]] = {
     ),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), GPT4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), DEEPSEEK_V3),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2"), BAILING),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), BAILING),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), COHERE),
     **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), BLOOM),
     "qwen35": QWEN35,

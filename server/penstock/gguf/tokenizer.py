@@ -15,6 +15,8 @@ from penstock.gguf.pretokenizers import BEGIN, IGNORE_MERGES, STEPS
 Json = dict[str, Any]
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+NO_TOKEN = 0xFFFFFFFF
+"""In place of a token's number."""
 SPACE = "▁"
 # Behind which llama.cpp ends an answer whatever the file says, by their text.
 ENDS = frozenset(
@@ -24,8 +26,11 @@ ENDS = frozenset(
         *("<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     )
 )  # fmt: skip
-# Where a model has these, what it calls an end is one of a part of its answer.
-PARTS_OF_ANSWERS, ENDS_OF_PARTS = frozenset(("<|channel|>", "<|message|>")), frozenset(("<|end|>",))
+# Where a model has all of one of these, what it calls an end is one of a part of its answer (GPT-OSS, Solar Open).
+OTHER_ENDS = (frozenset(("<|return|>", "<|call|>")), frozenset(("<|calls|>", "<|flush|>")))
+ENDS_OF_PARTS = frozenset(("<|end|>",))
+# Models by `general.name`, which is all that llama.cpp has to know them by, whose special tokens take the spaces behind them, and which of them do not.
+STRIP_SPACE, KEEP_SPACE = ("phi-3", "phi3"), frozenset(("<unk>", "<s>", "<|endoftext|>"))
 WAY_OUT = "put the model's tokenizer.json beside the file"
 KNOWN_MODELS = ("gpt2", "llama", "gemma4")
 
@@ -88,7 +93,7 @@ class _Tokenizer:
         vocabulary = self._vocabulary(self._tokens)
         merges = self._merges(vocabulary)
         return {
-            "added_tokens": self._added(),
+            "added_tokens": self._added(self._tokens),
             "normalizer": None,
             "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps},
             "post_processor": self._processor(
@@ -107,14 +112,14 @@ class _Tokenizer:
         }
 
     def _of_pieces(self) -> Json:
-        # llama.cpp has spaces in tokens of users as they are.
+        # llama.cpp has spaces in tokens of users as they are. Runs of them are pieces to merge; others are found in a text before it is normalized.
         texts = [
-            text.replace(" ", SPACE) if kind == USER_DEFINED else text
+            text.replace(" ", SPACE) if kind == USER_DEFINED and not text.strip(" ") else text
             for text, kind in zip(self._tokens, self._kinds, strict=True)
         ]
         vocabulary = self._vocabulary(texts)
         unknown = next((at for at, kind in enumerate(self._kinds) if kind == UNKNOWN), self._id("unknown"))
-        has_prefix = self._flag("add_space_prefix", True)
+        has_prefix = self._flag("add_space_prefix", self._model == "llama")
         spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
         prefix: Json = {"type": "Prepend", "prepend": SPACE}
         decoders: list[Json] = [
@@ -125,7 +130,7 @@ class _Tokenizer:
         if has_prefix:
             decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
         return {
-            "added_tokens": self._added(texts),
+            "added_tokens": [one for one in self._added(texts) if one["content"].strip(SPACE + " ")],
             "normalizer": {"type": "Sequence", "normalizers": [prefix, spaces]} if has_prefix else spaces,
             "pre_tokenizer": None,
             "post_processor": self._processor(None),
@@ -174,20 +179,22 @@ class _Tokenizer:
             raise self._wrong("tokens", f"has {twice[:40]!r} twice")
         return made
 
-    def _added(self, texts: list[str] | None = None) -> list[Json]:
-        """Tokens that are found in a text before all else. Of SentencePiece not runs of spaces, which its merges lead to."""
+    def _added(self, texts: list[str]) -> list[Json]:
+        """Tokens that are found in a text before all else."""
+        name = str(self._metadata.get("general.name")).lower()
+        strips = any(one in name for one in STRIP_SPACE)
         return [
             {
                 "id": at,
                 "content": text,
                 "single_word": False,
                 "lstrip": False,
-                "rstrip": False,
+                "rstrip": strips and text not in KEEP_SPACE,
                 "normalized": False,
                 "special": kind != USER_DEFINED,
             }
-            for at, (text, kind) in enumerate(zip(texts or self._tokens, self._kinds, strict=True))
-            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and text.strip(SPACE + " ")
+            for at, (text, kind) in enumerate(zip(texts, self._kinds, strict=True))
+            if kind in (UNKNOWN, CONTROL, USER_DEFINED) and text
         ]
 
     def _processor(self, first: Json | None) -> Json | None:
@@ -250,7 +257,8 @@ class _Tokenizer:
     def ends(self) -> list[int]:
         """Tokens behind which an answer is over."""
         found = {at for at in map(self._id, ("eos", "eot", "eom")) if at is not None}
-        ends = ENDS - ENDS_OF_PARTS if PARTS_OF_ANSWERS.issubset(self._tokens) else ENDS
+        in_parts = any(one.issubset(self._tokens) for one in OTHER_ENDS)
+        ends = ENDS - ENDS_OF_PARTS if in_parts else ENDS
         found.update(
             at
             for at, text in enumerate(self._tokens)
@@ -260,10 +268,9 @@ class _Tokenizer:
 
     def _begins(self) -> bool:
         """Whether texts begin with the token of their begin."""
-        return (
-            self._flag("add_bos_token", self._model == "llama" or self._pre in BEGIN)
-            and self._id("bos") is not None
-        )
+        # Files of Gemma 4 say that theirs do not, and are wrong: https://github.com/ggml-org/llama.cpp/pull/21500
+        said = self._flag("add_bos_token", self._model == "llama" or self._pre in BEGIN)
+        return (said or self._model == "gemma4") and self._id("bos") is not None
 
     # Fields.
 
@@ -288,7 +295,7 @@ class _Tokenizer:
     def _id(self, name: str) -> int | None:
         """A token that the file names; None: it names none."""
         value = self._value(f"{name}_token_id")
-        if value is None or value == 0xFFFFFFFF:
+        if value is None or value == NO_TOKEN:
             return None
         if type(value) is not int or not 0 <= value < len(self._tokens):
             raise self._wrong(

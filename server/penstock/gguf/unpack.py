@@ -102,7 +102,7 @@ def _files(header: Header, beside: Path) -> dict[str, dict[str, Any] | Path]:
         (
             str(header.metadata.get(f"general.{one}"))
             for one in ("type", "architecture")
-            if header.metadata.get(f"general.{one}") in NO_MODELS
+            if str(header.metadata.get(f"general.{one}")) in NO_MODELS
         ),
         None,
     )
@@ -124,7 +124,7 @@ def _files(header: Header, beside: Path) -> dict[str, dict[str, Any] | Path]:
         write(level="INFO", message=f"the chat template is {made[OWN_TEMPLATE]}, which lies beside the file")
     for field in ("bos", "eos", "padding"):
         at = header.metadata.get(f"tokenizer.ggml.{field}_token_id")
-        if type(at) is int:
+        if type(at) is int and at != tokenizer.NO_TOKEN:
             config["pad_token_id" if field == "padding" else f"{field}_token_id"] = at
     sampling = {ours: header.metadata.get(f"general.sampling.{theirs}") for theirs, ours in SAMPLING.items()}
     generation = {
