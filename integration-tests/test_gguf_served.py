@@ -18,7 +18,7 @@ from launched import Launched
 from load import ask_all, chat, complete
 from prompts import user
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "server" / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "server" / "tests"))  # behind what has the same name here
 
 from gguf_files import write
 

@@ -27,7 +27,7 @@ from penstock.gguf.pretokenizers import STEPS
 from processes import wait_for
 from small_tokenizers import SENTENCES, corpus, sentencepiece_model
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "server" / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "server" / "tests"))  # behind what has the same name here
 
 from gguf_files import SHAPE, tensors_of_llama, write
 

@@ -28,7 +28,7 @@ from penstock.loading.checks import check_folder
 from penstock.models import recipes
 from penstock.parallel.group import ALONE
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "server" / "tests"))
+sys.path.append(str(Path(__file__).parents[2] / "server" / "tests"))  # behind what has the same name here
 
 from gguf_files import tokenizer, write
 
