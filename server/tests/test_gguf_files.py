@@ -1,5 +1,6 @@
 """What a GGUF file says is read, and files that are unsound, hostile or others are refused in one line that names them."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,34 @@ def test_an_architecture_that_is_not_read_is_named(tmp_path: Path) -> None:
         UnusableModel, match=r"general\.architecture is 'whisper', and of GGUF files .*llama.* are read"
     ):
         architecture_of(header)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "value", "says"),
+    [
+        ("llama", "block_count", 4_000_000_000, "it has to be a whole number"),
+        ("llama", "block_count", 1_000_000, "there are 12 tensors"),
+        ("llama", "attention.head_count", 0, "it has to be a whole number"),
+        ("llama", "attention.head_count_kv", ["a"], "it has to be a list of 1 whole numbers"),
+        ("gemma4", "feed_forward_length", [0.5], "it has to be a list of 1 whole numbers"),
+        (
+            "mistral3",
+            "attention.temperature_scale",
+            0.5,
+            "with attention.temperature_scale it has to be yarn",
+        ),
+        ("starcoder2", "x", 1, "starcoder2.attention.layer_norm_epsilon is None, and it has to be a number"),
+        ("qwen35", "ssm.time_step_rank", 0, "it has to be a whole number"),
+    ],
+)
+def test_fields_that_no_model_has_are_named(
+    architecture: str, field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    """Before anything is made of them: a list for each of four billion layers would take the machine's memory."""
+    from penstock.gguf.architectures import architecture_of
+
+    more = {"attention.sliding_window": 8, "attention.key_length_swa": 16, "attention.key_length": 16}
+    fields: dict[str, Any] = {**SHAPE, **(more if architecture == "gemma4" else {}), field: value}
+    header = read_header(write(tmp_path / "a.gguf", tensors_of_llama(), fields, architecture))
+    with pytest.raises(UnusableModel, match=re.escape(says)):
+        architecture_of(header).config(header)

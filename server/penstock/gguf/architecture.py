@@ -42,22 +42,24 @@ class Architecture:
 
 
 def _common(fields: Fields) -> Config:
-    heads = fields.count("attention.head_count")
-    key_heads, inner = fields.value("attention.head_count_kv"), fields.value("feed_forward_length")
+    heads = fields.count("attention.head_count", least=1)
+    layers = fields.layers() - fields.count("nextn_predict_layers", 0)
+    if layers < 1:
+        raise fields.wrong("nextn_predict_layers", "all layers would be such")
+    key_heads, inner = (
+        fields.counts(name, layers, default)
+        for name, default in (("attention.head_count_kv", heads), ("feed_forward_length", 0))
+    )
     made: Config = {
         "vocab_size": fields.rows_of("token_embd.weight"),
-        "hidden_size": fields.count("embedding_length"),
+        "hidden_size": fields.count("embedding_length", least=1),
         # Those that guess tokens beyond the next one are counted with the others, and are not read.
-        "num_hidden_layers": fields.count("block_count") - fields.count("nextn_predict_layers", 0),
-        # Of a list the first layer's: which others there are the family says.
-        "intermediate_size": inner[0]
-        if isinstance(inner, list) and inner
-        else fields.count("feed_forward_length", 0) or None,
+        "num_hidden_layers": layers,
+        # Where layers differ, the first one's; which others there are the family says.
+        "intermediate_size": inner[0] or None,
         HEADS: heads,
-        # Of a list those of the layers that have some; which these are the family says.
-        KEY_HEADS: max(key_heads, default=0)
-        if isinstance(key_heads, list)
-        else fields.count("attention.head_count_kv", heads) or None,
+        # Of the layers that have some; which these are the family says.
+        KEY_HEADS: max(key_heads) or heads,
         "head_dim": fields.count("attention.key_length", 0) or None,
         "max_position_embeddings": fields.count("context_length"),
         "rope_theta": fields.number("rope.freq_base", 10000.0),

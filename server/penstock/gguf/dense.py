@@ -173,7 +173,7 @@ def _seed(fields: Fields, config: Config) -> None:
 
 def _starcoder2(fields: Fields, config: Config) -> None:
     config |= {
-        "norm_epsilon": config.pop("layer_norm_eps"),
+        "norm_epsilon": fields.number("attention.layer_norm_epsilon", config.pop("layer_norm_eps", None)),
         "use_bias": True,
         "hidden_act": "gelu_pytorch_tanh",
     }
@@ -181,7 +181,7 @@ def _starcoder2(fields: Fields, config: Config) -> None:
 
 def _nemotron(fields: Fields, config: Config) -> None:
     config |= {
-        "norm_eps": config.pop("layer_norm_eps"),
+        "norm_eps": fields.number("attention.layer_norm_epsilon", config.pop("layer_norm_eps", None)),
         "partial_rotary_factor": partial_rotary(fields, config),
         "hidden_act": "relu2",
     }
@@ -195,6 +195,8 @@ def _mistral3(fields: Fields, config: Config) -> None:
     if not fields.has("attention.temperature_scale"):
         config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
         return
+    if "rope_scaling" not in config:
+        raise fields.wrong("rope.scaling.type", "with attention.temperature_scale it has to be yarn")
     config["rope_parameters"] = config.pop("rope_scaling") | {
         "rope_theta": config.pop("rope_theta"),
         "llama_4_scaling_beta": fields.number("attention.temperature_scale"),

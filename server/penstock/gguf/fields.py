@@ -27,14 +27,14 @@ class Fields:
         """What it holds; None: there is none."""
         return self._header.metadata.get(f"{self.architecture}.{name}")
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A whole number, 0 or more; of a list that has it for each layer, in all layers the same."""
+    def count(self, name: str, default: int | None = None, least: int = 0) -> int:
+        """A whole number, this or more; of a list that has it for each layer, in all layers the same."""
         value = self.value(name)
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
         if value is None:
             value = default
-        if type(value) is not int or value < 0:
+        if type(value) is not int or not least <= value < 1 << 31:
             raise self.wrong(
                 name,
                 "it has to be a whole number"
@@ -68,6 +68,22 @@ class Fields:
         if not isinstance(value, list) or len(value) < layers:
             raise self.wrong(name, f"it has to be a list of {layers}")
         return value[:layers]
+
+    def counts(self, name: str, layers: int, default: int) -> list[int]:
+        """Of each layer a whole number, which the file may say once for all of them."""
+        value = self.value(name)
+        if not isinstance(value, list):
+            return [self.count(name, default)] * layers
+        if len(value) < layers or not all(type(one) is int and 0 <= one < 1 << 31 for one in value):
+            raise self.wrong(name, f"it has to be a list of {layers} whole numbers")
+        return value[:layers]
+
+    def layers(self) -> int:
+        """How many there are. A file has at least one tensor for each."""
+        count = self.count("block_count", least=1)
+        if count > len(self._header.tensors):
+            raise self.wrong("block_count", f"there are {len(self._header.tensors)} tensors")
+        return count
 
     def wrong(self, name: str, why: str) -> UnusableModel:
         """What to raise over a field."""

@@ -11,11 +11,9 @@ def _gemma4(fields: Fields, config: Config) -> None:
     whole, windowed = (
         next((at for at, kind in enumerate(kinds) if kind.startswith(one)), 0) for one in ("full", "sliding")
     )
-    heads = fields.value("attention.head_count_kv")
-    per_layer = heads if isinstance(heads, list) else [config[KEY_HEADS]] * layers
+    per_layer = fields.counts("attention.head_count_kv", layers, config[KEY_HEADS])
     shared = fields.count("attention.shared_kv_layers", 0)
-    inner = fields.value("feed_forward_length")
-    widths = inner if isinstance(inner, list) else [fields.count("feed_forward_length")] * layers
+    widths = fields.counts("feed_forward_length", layers, 0)
     experts = fields.count("expert_count", 0)
     config |= {
         "intermediate_size": widths[0],

@@ -104,7 +104,7 @@ def less_one(numbers: F32) -> F32:
 def halves_of_pairs(rows: int, heads: int) -> Order:
     """Of each row of heads whose rotary numbers are halves, which row it is where they are pairs."""
     size = rows // heads
-    if size * heads != rows or size % 2:
+    if size * heads != rows or size % 2 or size == 0:
         return np.arange(rows)  # of another shape than is asked for, which is said then
     of_head = np.arange(size).reshape(-1, 2).T.reshape(-1)
     return (np.arange(heads)[:, None] * size + of_head).reshape(-1)

@@ -13,8 +13,8 @@ from penstock.gguf.names import ATTENTION, EXPERTS, FEED_FORWARD, IN_LAYER, Name
 
 
 def _qwen35(fields: Fields, config: Config) -> None:
-    value_heads = fields.count("ssm.time_step_rank")
-    every = fields.count("full_attention_interval", 4)
+    value_heads = fields.count("ssm.time_step_rank", least=1)
+    every = fields.count("full_attention_interval", 4, least=1)
     layers = config["num_hidden_layers"]
     recurrent = fields.per_layer("attention.recurrent_layers", layers)
     if recurrent is None:
@@ -25,9 +25,9 @@ def _qwen35(fields: Fields, config: Config) -> None:
         "full_attention_interval": every,
         "linear_conv_kernel_dim": fields.count("ssm.conv_kernel"),
         "linear_key_head_dim": fields.count("ssm.state_size"),
-        "linear_num_key_heads": fields.count("ssm.group_count"),
+        "linear_num_key_heads": fields.count("ssm.group_count", least=1),
         "linear_num_value_heads": value_heads,
-        "linear_value_head_dim": fields.count("ssm.inner_size") // max(value_heads, 1),
+        "linear_value_head_dim": fields.count("ssm.inner_size", least=1) // value_heads,
     }
 
 
@@ -125,7 +125,7 @@ def _by_key_heads(qkv: F32, z: F32, keys: int, size: int, values: int) -> F32:
 
 def _lfm2(fields: Fields, config: Config) -> None:
     layers = config["num_hidden_layers"]
-    heads = fields.per_layer("attention.head_count_kv", layers) or []
+    heads = fields.counts("attention.head_count_kv", layers, 0)
     config |= {
         "layer_types": ["full_attention" if count else "conv" for count in heads],
         "conv_L_cache": fields.count("shortconv.l_cache"),
