@@ -24,6 +24,8 @@ from safetensors.numpy import load_file
 
 from penstock.gguf import unpack
 from penstock.gguf.architectures import ARCHITECTURES
+from penstock.gguf.blocks import BLOCKS
+from penstock.gguf.pretokenizers import STEPS
 from penstock.loading.checks import check_folder
 from penstock.models import recipes
 from penstock.parallel.group import ALONE
@@ -586,3 +588,16 @@ def test_a_file_of_llama_cpps_converter_is_the_model(architecture: str, case: Ca
     assert header.metadata["general.architecture"] in (architecture, "ernie4_5-moe", "llama")
     (made / "config.json").write_text(json.dumps(architecture_of(header).config(header)))
     check_is_same(made, folder)
+
+
+def test_the_documents_name_what_is_read() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    section = text[text.index("\n## GGUF files\n") :].split("\n## ", 2)[1]
+    named = {
+        line[2:].partition(" ")[0].rstrip(":"): line for line in section.splitlines() if line.startswith("- ")
+    }
+    said = re.findall(r"`([^`]+)`", named["Architectures"].partition(":")[2])
+    assert said == sorted(ARCHITECTURES)
+    types = named["Types"].partition(": ")[2].partition(". ")[0].split(", ")
+    assert types == ["F32", "F16", "BF16", *BLOCKS]
+    assert f"({len(STEPS)} of them)" in named["Vocabularies"]
