@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock import quantization
 from penstock.errors import UnusableModel
+from penstock.loading.contents import catalogue
 from penstock.loading.model_files import (
     Contents,
-    catalogue,
     check_present,
     read_config,
     weight_files,

@@ -350,14 +350,10 @@ def read_index(path: Path, suffix: str) -> dict[str, str]:
 
 
 def catalogue(folder: Path, files: WeightFiles) -> Contents:
-    """Every tensor of the `files`, safetensors or GGUF, by name. Raises UnusableModel.
+    """Every tensor of the safetensors `files`, by name. Raises UnusableModel.
 
     Finds files that are missing, cut short or unsound, and what they hold beside the tensors that the index gives to them.
     """
-    if files.names[0].endswith(".gguf"):
-        from penstock.gguf import reading  # which reads files by what is said here
-
-        return reading.catalogue(folder, files)
     check_present(folder, files)
     headers: dict[str, dict[str, Stored]] = {}
     broken: list[str] = []

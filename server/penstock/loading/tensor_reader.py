@@ -20,9 +20,10 @@ import numpy as np
 from penstock.errors import UnusableModel
 from penstock.gguf.layout import Made
 from penstock.gguf.reading import Arranged
+from penstock.loading.contents import catalogue
 from penstock.loading.host import NEEDS_TORCH, threads_of
 from penstock.loading.madvise import let_go
-from penstock.loading.model_files import Contents, Stored, WeightFiles, catalogue, check_present, sort_out
+from penstock.loading.model_files import Contents, Stored, WeightFiles, check_present, sort_out
 from penstock.loading.read_ahead import Progress, ReadAhead
 from penstock.quantization.codes import EXPONENTS, TABLES, Matrix, powers
 from penstock.quantization.words import Words
