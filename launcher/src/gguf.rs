@@ -27,7 +27,7 @@ enum Outcome {
 
 /// The repository and the tag or the file of a name on the hub that has one.
 pub fn on_hub(id: &str) -> Option<(String, String)> {
-    let id = HUB.iter().find_map(|begin| id.strip_prefix(begin)).unwrap_or(id);
+    let id = without_host(id);
     let (repo, which) = match id.split_once(':') {
         Some(pair) => pair,
         None if id.ends_with(ENDING) => {
@@ -42,6 +42,11 @@ pub fn on_hub(id: &str) -> Option<(String, String)> {
     (repo.contains('/') && model::is_hub_id(repo) && is_plain).then(|| (repo.to_owned(), which.to_owned()))
 }
 
+/// A name on the hub without the host in front of it.
+pub fn without_host(id: &str) -> &str {
+    HUB.iter().find_map(|begin| id.strip_prefix(begin)).unwrap_or(id)
+}
+
 /// The first file of the one model that a folder holds in GGUF files; `None` where it holds others, or none of them.
 pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, String> {
     let names: Vec<String> = folder
@@ -50,11 +55,12 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, String> {
         .flatten()
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
-    // What was made of a GGUF file is a model's folder, with a link to it.
-    if names
-        .iter()
-        .any(|name| name.ends_with(".safetensors") || name == MADE || model::PICKLED.contains(&name.as_str()))
-    {
+    // What was made of a GGUF file is a model's folder, with links to it.
+    let is_made = names.iter().any(|name| name == "config.json")
+        && names.iter().any(|name| name == MADE || (name.starts_with(MADE_PART) && name.ends_with(ENDING)));
+    let has_others =
+        names.iter().any(|name| name.ends_with(".safetensors") || model::PICKLED.contains(&name.as_str()));
+    if is_made || has_others {
         return Ok(None);
     }
     let mut models: Vec<&String> =
@@ -77,11 +83,15 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, String> {
 
 /// In a folder that `unpack` has made.
 const MADE: &str = "model.gguf";
+const MADE_PART: &str = "model-0";
 
 /// Whether this is a model's file, and of one in parts the first.
 fn is_first(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
-    if lower.split(['-', '.', '_']).any(|word| matches!(word, "mmproj" | "imatrix")) {
+    // What reads images, what llama-quantize reads, and what makes drafts; as in `penstock.hub.gguf_files`.
+    if lower.split(['-', '.', '_']).any(|word| matches!(word, "mmproj" | "imatrix"))
+        || ["mtp-", "eagle3-", "dflash-", "dspark-"].iter().any(|begin| lower.starts_with(begin))
+    {
         return false;
     }
     match name.trim_end_matches(ENDING).rsplit_once("-of-") {
@@ -161,6 +171,8 @@ mod tests {
         assert_eq!(folder(&parts), Ok(Some("a-00001-of-00002.gguf".into())));
         assert_eq!(folder(&["a.gguf", "model.safetensors"]), Ok(None));
         assert_eq!(folder(&["model.gguf", "config.json"]), Ok(None), "it was made of one");
+        assert_eq!(folder(&["model-00001-of-00002.gguf", "config.json"]), Ok(None), "and so was this");
+        assert_eq!(folder(&["model.gguf", "mtp-model.gguf"]), Ok(Some("model.gguf".into())));
         assert_eq!(folder(&["README.md"]), Ok(None));
         let line = folder(&["a-Q4_0.gguf", "a-Q8_0.gguf"]).unwrap_err();
         assert!(line.contains("has 2 models in GGUF files (a-Q4_0.gguf, a-Q8_0.gguf)"), "{line}");

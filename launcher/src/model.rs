@@ -119,8 +119,9 @@ impl Named {
         if let Some((repo, which)) = gguf::on_hub(id) {
             return Ok(Named::HubGguf { repo, which });
         }
-        if is_hub_id(id) {
-            return Ok(Named::Hub(id.to_owned()));
+        let plain = gguf::without_host(id);
+        if is_hub_id(plain) {
+            return Ok(Named::Hub(plain.to_owned()));
         }
         Err(format!(
             "--model-id: there is no folder {id}, and it is no name of a model on the hub (owner/name)"
@@ -255,8 +256,10 @@ pub async fn obtain(
             merged::obtain(adapter, wanted, interpreter, spawner, environment, show_progress).await
         }
         Named::Gguf(file) => {
+            // Not where a link leads to: what lies beside the link belongs to it.
+            let file = std::path::absolute(file).map_err(|error| format!("{}: {error}", file.display()))?;
             let model = Model { id, folder: PathBuf::new(), commit: None, pipeline_tag: None };
-            gguf::unpack(&whole(file)?, model, wanted.args, interpreter, spawner, environment).await
+            gguf::unpack(&file, model, wanted.args, interpreter, spawner, environment).await
         }
         Named::Hub(_) | Named::HubGguf { .. } => {
             let mut command = match &named {
@@ -569,6 +572,7 @@ mod tests {
         assert_eq!(named(path), Ok(Named::Folder(model.path().to_owned())));
         assert_eq!(named("owner/name-1.5_x"), Ok(Named::Hub("owner/name-1.5_x".into())));
         assert_eq!(named("gpt2"), Ok(Named::Hub("gpt2".into())));
+        assert_eq!(named("hf.co/owner/name"), Ok(Named::Hub("owner/name".into())));
     }
 
     #[test]

@@ -14,7 +14,7 @@ __all__ = ["machine"]  # a fixture
 
 PARTS = [f"BF16/m-BF16-{at:05}-of-00002.gguf" for at in (1, 2)]
 OTHERS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf", "m-IQ4_XS.gguf"]
-NO_MODELS = ["mmproj-m-F16.gguf", "m.imatrix.gguf", "README.md", "config.json"]
+NO_MODELS = ["mmproj-m-F16.gguf", "m.imatrix.gguf", "mtp-m-Q4_K_M.gguf", "README.md", "config.json"]
 NAMES = [*OTHERS, *PARTS, *NO_MODELS]
 
 
@@ -63,6 +63,16 @@ def test_names_say_how_numbers_are_stored() -> None:
         )
     }
     assert found == {"Q5_K_S", "Q6_K", "mxfp4", "plain", "f16"}
+    assert [tag_of(name) for name in ("m-Q4_K_M-imat", "qwen2-7b-fp16", "m-UD-Q2_K_XL")] == [
+        "Q4_K_M",
+        "fp16",
+        "UD-Q2_K_XL",
+    ]
+    both = ["m.gguf", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    assert (
+        choose(both, "m.gguf", "owner/name") == both[:1] and choose(both, both[2], "owner/name") == both[1:]
+    )
+    assert choose(NAMES, "latest", "owner/name") == ["m-Q4_K_M.gguf"]
     # Without any of the usual ones it is the first.
     assert choose(["b.gguf", "a.gguf"], "", "owner/name") == ["a.gguf"]
 

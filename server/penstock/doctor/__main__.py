@@ -134,8 +134,10 @@ def find(
     folder: Path, named: str | None, revision: str | None, arguments: argparse.Namespace, into: Path
 ) -> Found:
     """The files in `folder`, or else those of a model on the hub. Raises Unavailable."""
-    if folder.is_dir() and not gguf_files.are_alone(os.listdir(folder)):
-        return Found(folder, folder)
+    if folder.is_dir():
+        names = os.listdir(folder)
+        if gguf_files.is_made(names) or not gguf_files.are_alone(names):
+            return Found(folder, folder)
     assert named is not None, "the model that ships is a folder"
     if folder.exists() or gguf_files.of_hub(named):
         return _of_gguf(folder, named, revision, arguments)
@@ -175,12 +177,12 @@ def _of_gguf(folder: Path, named: str, revision: str | None, arguments: argparse
         repo, which = gguf_files.of_hub(named) or (named, "")
         cache = cache_folder(arguments.cache_dir, repo)
         kept = snapshot_of_revision(Request(repo, revision, cache, gguf=which))
-        names = () if kept is None else [str(one.relative_to(kept)) for one in kept.rglob("*.gguf")]
-        if kept is None or not gguf_files.models(names):
+        held = [] if kept is None else [str(one.relative_to(kept)) for one in kept.rglob("*.gguf")]
+        if kept is None or not gguf_files.models(held):
             raise Unavailable(
                 f"GGUF files are looked at once they are here, and the cache {cache} has none of {repo}"
             )
-        file, commit = kept / gguf_files.choose(names, which, repo)[0], kept.name
+        file, commit = kept / gguf_files.choose(held, which, repo)[0], kept.name
     try:
         with redirect_stdout(io.StringIO()):  # lines for the launcher
             return Found(unpack.obtain(file.absolute(), arguments.cache_dir), file, commit)

@@ -5,12 +5,17 @@ from collections.abc import Collection
 
 from penstock.gguf.container import PART
 from penstock.hub.request import Unavailable
-from penstock.loading.model_files import INDEX, PICKLE, PICKLE_INDEX, SINGLE, listed
+from penstock.loading.model_files import CONFIG, GGUF, GGUF_PART, INDEX, PICKLE, PICKLE_INDEX, SINGLE, listed
 
 # What a file says of how its numbers are stored, at the end of its name or of its folder's.
-TAG = r"((?:UD-)?(?:I?Q\d\w*|TQ\d_\w+|BF16|F16|F32|MXFP4\w*|NVFP4))"
-# Beside models: what reads images, and what llama-quantize reads.
-NO_MODEL = re.compile(r"(.*[/._-])?(mmproj|imatrix)([/._-].*)?", re.IGNORECASE)
+TAG = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4\w*|NVFP4))(?=[-./]|$)", re.IGNORECASE
+)
+# Beside models: what reads images, what llama-quantize reads, and what makes drafts.
+NO_MODEL = re.compile(
+    r"(.*[/._-])?(mmproj|imatrix)([/._-].*)?|(.*/)?(mtp|eagle3|dflash|dspark)-.*", re.IGNORECASE
+)
+LATEST = "latest"  # as Ollama calls the usual one
 # Where nothing is asked for: llama.cpp's choice, and then what loses little.
 USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0")
 
@@ -22,7 +27,8 @@ def models(names: Collection[str]) -> dict[str, list[str]]:
         if not name.endswith(".gguf") or NO_MODEL.fullmatch(name.removesuffix(".gguf")):
             continue
         part = PART.fullmatch(name)
-        found.setdefault(part["name"] if part else name.removesuffix(".gguf"), []).append(name)
+        model = f"{part['name']}-of-{part['count']}" if part else name.removesuffix(".gguf")
+        found.setdefault(model, []).append(name)
     return found
 
 
@@ -33,16 +39,16 @@ def are_alone(names: Collection[str]) -> bool:
 
 def tag_of(model: str) -> str:
     """What a model's name says of its numbers; of one that says nothing its name."""
-    for part in model.rsplit("/", 2)[::-1]:
-        found = re.fullmatch(r"(?:.*?[-._])??" + TAG, part, re.IGNORECASE)
-        if found is not None:
-            return found[1]
+    found = TAG.findall(model)
+    if found:
+        return str(found[-1])
     return model.rpartition("/")[2]
 
 
 def choose(names: Collection[str], wanted: str, called: str) -> list[str]:
     """The files of one model. `wanted`: a tag (Q4_K_M), a file's name, or nothing; `called`: the repository, in errors. Raises Unavailable."""
     every = models(names)
+    wanted = "" if wanted.lower() == LATEST else wanted
     if not every:
         raise Unavailable(f"{called} has no model in GGUF files")
     for model, files in every.items():
@@ -63,6 +69,11 @@ def choose(names: Collection[str], wanted: str, called: str) -> list[str]:
             f"{called} has no GGUF file {wanted}, only {listed(sorted(set(tags.values())), 30)}"
         )
     return _whole(every[min(every)], called)
+
+
+def is_made(names: Collection[str]) -> bool:
+    """Whether these are the files of a folder that was made of a GGUF file; the launcher's rule."""
+    return CONFIG in names and any(name == GGUF or GGUF_PART.fullmatch(name) for name in names)
 
 
 def only(names: Collection[str], called: str) -> str:
