@@ -51,11 +51,17 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
     write(parts[1], {name: tensors[name] for name in names[5:]}, {})
     assert parts_of(parts[0]) == parts_of(parts[1]) == parts
     assert parts_of(tmp_path / "single.gguf") == [tmp_path / "single.gguf"]
+    for wrong in ("m-00003-of-00002.gguf", "m-00001-of-00000.gguf"):
+        with pytest.raises(UnusableModel, match="there is no part"):
+            parts_of(tmp_path / wrong)
     header = read_model(parts)
     assert header.tensors.keys() == tensors.keys() and header.metadata["llama.block_count"] == 1
     assert {one.file for one in header.tensors.values()} == {part.name for part in parts}
     write(parts[1], {name: tensors[name] for name in names[4:]}, {})
     with pytest.raises(UnusableModel, match="1 tensor is in another part as well"):
+        read_model(parts)
+    write(parts[1], {name: tensors[name] for name in names[5:]}, {}, more={"split.no": 0, "split.count": 2})
+    with pytest.raises(UnusableModel, match="it says that it is part 0 of 2, counted from 0"):
         read_model(parts)
 
 
@@ -89,6 +95,7 @@ UNSOUND: dict[str, tuple[bytes, str]] = {
     "a tensor behind the end": (raw(tensors=entry("t", (8,), offset=1 << 50), counts=(1, 0)), "cut short"),
     "a huge tensor": (raw(tensors=entry("t", (1 << 39, 1 << 39, 1 << 39)), counts=(1, 0)), "cut short"),
     "no alignment": (raw(tensors=entry("t", (8,), offset=8), counts=(1, 0)) + bytes(200), "is not aligned to 32 bytes"),
+    "a name that forges a line": (raw(tensors=entry("t\x1b[31m\nERROR", (8,)) * 2, counts=(2, 0)) + bytes(200), "the tensor t\\x1b[31m\\nERROR is in it twice"),
     "a tensor twice": (raw(tensors=entry("t", (8,)) * 2, counts=(2, 0)) + bytes(200), "the tensor t is in it twice"),
     "one within another": (raw(tensors=entry("t", (16,)) + entry("u", (8,), offset=32), counts=(2, 0)) + bytes(300), "the tensor u lies within another one"),
 }  # fmt: skip

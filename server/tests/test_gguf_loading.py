@@ -168,7 +168,7 @@ def test_types_without_a_reader_are_named_with_a_way_out(tmp_path: Path) -> None
     made = unpack.obtain(file, tmp_path / "cache")
     with pytest.raises(
         UnusableModel,
-        match=r"token_embd\.weight is of IQ2_XXS, which is not read; a file of the same model in Q8_0",
+        match=r"'token_embd\.weight' is of IQ2_XXS, which is not read; a file of the same model in Q8_0",
     ):
         check_folder(made)
 

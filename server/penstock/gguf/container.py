@@ -89,7 +89,9 @@ def parts_of(file: Path) -> list[Path]:
     found = PART.fullmatch(file.name)
     if found is None:
         return [file]
-    count = int(found["count"])
+    number, count = int(found["number"]), int(found["count"])
+    if not 1 <= number <= count:
+        raise UnusableModel(f"{file.name}: there is no part {number} of {count}")
     every = [
         file.with_name(f"{found['name']}-{at:05}-of-{count:05}.gguf")
         for at in range(1, min(count, MOST_PAIRS) + 1)
@@ -106,7 +108,12 @@ def read_model(files: list[Path]) -> Header:
     """Of a model in one file or in parts: the metadata is the first one's. Raises UnusableModel."""
     headers = [read_header(file) for file in files]
     tensors: dict[str, Stored] = {}
-    for file, header in zip(files, headers, strict=True):
+    for at, (file, header) in enumerate(zip(files, headers, strict=True)):
+        number, count = (header.metadata.get(f"split.{name}") for name in ("no", "count"))
+        if len(files) > 1 and number is not None and (number, count) != (at, len(files)):
+            raise UnusableModel(
+                f"{file.name}: it says that it is part {str(number)[:20]} of {str(count)[:20]}, counted from 0"
+            )
         twice = sorted(tensors.keys() & header.tensors.keys())
         if twice:
             raise UnusableModel(
@@ -117,6 +124,8 @@ def read_model(files: list[Path]) -> Header:
 
 
 def _unsound(path: Path, why: str) -> UnusableModel:
+    # Names in a file may hold anything, and the line goes to logs and terminals.
+    why = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in why[:600])
     return UnusableModel(f"{path.name}: not a sound GGUF file: {why}")
 
 

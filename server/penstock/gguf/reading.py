@@ -117,7 +117,9 @@ def catalogue(folder: Path, files: WeightFiles) -> Contents:
         stored = {part: of_model[part] for part in parts}
         for part, one in stored.items():
             if one.dtype not in BLOCKS and one.dtype not in FLOATS:
-                raise UnusableModel(f"{one.file}: {part} is of {one.dtype}, which is not read; {WAY_OUT}")
+                raise UnusableModel(
+                    f"{one.file}: {part[:200]!r} is of {one.dtype}, which is not read; {WAY_OUT}"
+                )
         if isinstance(made_of, Part) and made_of.place is not None:
             stored = {made_of.tensor: _place(stored[made_of.tensor], made_of.place)}
         arranged = Arranged(name, made_of.shape, made_of, stored)
