@@ -1,10 +1,11 @@
 """What `--quantize` and `--kv-cache-dtype` do to a model's predictions, beside the same model in bf16 in the same run.
 
-    python benchmarks/quantization.py [MODEL] [--quantize int8,int4] [--head] [--kv-cache-dtype int8] [--sequences 64]
+    python benchmarks/quantization.py [MODEL] [--quantize int8,int4] [--head] [--kv-cache-dtype int8] [--sequences 64] [--answers]
 
 Without MODEL, the model that ships, on the answers of its held-out questions (`penstock.tiny`): perplexity, the share of answers
 that are right to the last token, and how often the likeliest token is that of bf16. With MODEL, how often that is on made-up
-tokens: what random weights say has no perplexity worth telling. Prints one line for each format.
+tokens: what random weights say has no perplexity worth telling. `--answers`: MODEL was made of the one that ships, such as the folder that a GGUF file
+of it became (`python -m penstock.gguf.unpack`), and `--quantize published` serves it as that. Prints one line for each format.
 """
 
 import argparse
@@ -17,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock import tiny
+from penstock import quantization, tiny
 from penstock.engine.engine import Engine
 from penstock.engine.plan import NO_TARGET, PROMPT_LOGPROBS, START, Plan, greedy_starts
 from penstock.engine.preparation import prepare
 from penstock.proto import penstock_pb2 as pb
 
 LONGEST = 1024
+PUBLISHED = quantization.PUBLISHED
 Texts = list[tuple[list[int], int]]  # ids, and where the answer begins
 
 
@@ -110,27 +112,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--quantize", default="int8,int4")
+    parser.add_argument(
+        "--answers", action="store_true", help="of the model that ships, which MODEL was made of"
+    )
     parser.add_argument("--head", action="store_true", help="of the head as well")
     parser.add_argument("--kv-cache-dtype", default="", help="such as int8,fp8_e4m3fn: each beside bf16")
     parser.add_argument("--sequences", type=int, default=64, help="made up; of questions, a task's")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     folder: Path = arguments.model or tiny.MODEL
-    if arguments.model is None:
-        texts = answers(folder, arguments.sequences)
+    config = json.loads((folder / "config.json").read_text())
+    is_shipped = arguments.model is None or arguments.answers
+    if is_shipped:
+        texts = answers(tiny.MODEL, arguments.sequences)
     else:
-        texts = made_up(json.loads((folder / "config.json").read_text())["vocab_size"], arguments.sequences)
+        texts = made_up(config["vocab_size"], arguments.sequences)
     of_bf16: npt.NDArray[np.int64] | None = None
-    formats = [(quantize, "auto") for quantize in ("", *filter(None, arguments.quantize.split(",")))]
-    formats += [("", cache) for cache in filter(None, arguments.kv_cache_dtype.split(","))]
+    in_bf16 = quantization.NONE if quantization.published(config) else ""
+    formats = [(quantize, "auto") for quantize in (in_bf16, *filter(None, arguments.quantize.split(",")))]
+    formats += [(in_bf16, cache) for cache in filter(None, arguments.kv_cache_dtype.split(","))]
     for quantize, cache in formats:
         logprobs, likeliest, right, held = predictions(
-            folder, texts, quantize, arguments.head and bool(quantize), cache
+            folder, texts, quantize.removeprefix(PUBLISHED), arguments.head and bool(quantize), cache
         )
         of_bf16 = likeliest if of_bf16 is None else of_bf16
         agree = float((likeliest == of_bf16).mean())
-        said = f"{quantize or 'bf16':5} {'' if cache == 'auto' else f'cache {cache} '}{held / 1e6:8.1f} MB  top-1 as in bf16 {agree:8.3%} of {len(likeliest)}"
-        if arguments.model is None:
+        said = f"{quantize or 'bf16':9} {'' if cache == 'auto' else f'cache {cache} '}{held / 1e6:8.1f} MB  top-1 as in bf16 {agree:8.3%} of {len(likeliest)}"
+        if is_shipped:
             said += f"  perplexity {np.exp(-logprobs.mean()):.4f}  right answers {np.mean(right):.2%} of {len(right)}"
         print(said, flush=True)
 

@@ -111,7 +111,7 @@ class Epilogue(IntEnum):
 
 class Format(IntEnum):
     """Of a weight's numbers; those of ROWS are in bf16, and in no tiles. GROUPS are of 4 bits, with a scale and a zero point for so many
-    inputs, and FP4 is a number of fp4 times a power of two.
+    inputs, FP4 is a number of fp4 times a power of two, and OFFSET a scale and an offset, as in GGUF's files.
     """
 
     BF16 = 0
@@ -122,6 +122,7 @@ class Format(IntEnum):
     GROUPS_64 = 5
     GROUPS_128 = 6
     FP4_32 = 7
+    OFFSET_32 = 8
 
 
 class Rounding(IntEnum):
@@ -133,7 +134,13 @@ class Rounding(IntEnum):
 
 
 # Formats with groups, and the inputs of each.
-GROUPED = {Format.GROUPS_128: 128, Format.GROUPS_64: 64, Format.GROUPS_32: 32, Format.FP4_32: 32}
+GROUPED = {
+    Format.GROUPS_128: 128,
+    Format.GROUPS_64: 64,
+    Format.GROUPS_32: 32,
+    Format.FP4_32: 32,
+    Format.OFFSET_32: 32,
+}
 
 
 class CacheFormat(IntEnum):

@@ -253,6 +253,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "int8": {"format": Format.INT8},
     "int4": {"format": Format.INT4},
     "int4 in groups": {"format": Format.GROUPS_32},
+    "int4 with offsets": {"format": Format.OFFSET_32, "inner": 96},
     "int4 of fp4": {"format": Format.FP4_32, "biases": True, "clamp": (0.7, 1.702)},
     "int4 in groups of 64": {"format": Format.GROUPS_64, "inner": 64},
     "int8 not gated": {"format": Format.INT8, "gated": False, "biases": True},

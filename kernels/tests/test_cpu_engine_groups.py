@@ -21,11 +21,11 @@ from penstock_kernels.program import (
     rounded_up,
 )
 from penstock_kernels.tensors import in_torch
-from published import held, of_format, published, published_fp4, worth
+from published import held, of_format, published, published_fp4, published_offsets, worth
 from test_cpu_engine import ROWS, SETS, Bench, close, in_bytes, random
 
-# Of whole numbers.
-WHOLE = [format for format in GROUPED if format != Format.FP4_32]
+# Of whole numbers with whole zero points.
+WHOLE = [format for format in GROUPED if format not in (Format.FP4_32, Format.OFFSET_32)]
 
 
 def regrouped(matrix_OI: Tensor, format: Format, name: str, threads: int = 1) -> QuantizedMatrix:
@@ -68,15 +68,50 @@ def test_numbers_of_fp4_are_what_they_were(name: str, rows: int, columns: int) -
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("size", [1.0, 2.0**-9])  # of which scales have few bits in fp16
+@pytest.mark.parametrize(("rows", "columns"), [(16, 128), (50, 384), (33, 96), (512, 2048)])
+def test_numbers_with_offsets_are_what_they_were(name: str, size: float, rows: int, columns: int) -> None:
+    exact = published_offsets(rows, columns, size=size)
+    exact[3], exact[5] = 0, 0.0123 * size
+    exact[6] += 0.01 * size - exact[6].min()
+    exact[7, :32] = -0.25
+    made = regrouped(exact.bfloat16(), Format.OFFSET_32, name, threads=2)
+    off = (worth(*held(made), 32) - exact).view(rows, -1, 32)
+    largest = exact.view(rows, -1, 32).abs().amax(-1, keepdim=True)
+    assert (off.abs() <= largest * 3 * 2**-8).all()
+    # Rounding to bf16 alone makes a third of this, and rounding to 4 bits is 20 times as much.
+    assert off.square().mean().sqrt() < 0.3 * 2**-8 * largest.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_offsets_are_of_numbers_that_four_bits_have(name: str) -> None:
+    def is_found(matrix: Tensor) -> bool:
+        return tiles.in_tiles(matrix.bfloat16(), Format.OFFSET_32, name) is not None
+
+    exact = published_offsets(16, 128)
+    assert is_found(exact) and is_found(exact * 1e5)
+    assert not is_found(exact * 1e8), "beyond fp16"
+    for number in (torch.nan, torch.inf, -torch.inf, 1.0):
+        other = exact.clone()
+        other[15, 127] = number
+        assert not is_found(other)
+    assert not is_found(exact[:, :80]), "a group that is cut off"
+    steps = torch.linspace(-0.1, 0.1, 17).repeat(16, 8)[:, :128]
+    assert not is_found(steps), "17 numbers"
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_groups_of_a_matrix_are_found_and_what_has_none_is_left(name: str) -> None:
     for format in GROUPED:
         matrix = of_format(format, 64, 256, seed=format)
         assert next(tiles.group_formats(matrix, format, name)) == format
-        # Groups of 128 inputs are twice as many of 64, too.
-        finer = [one for one in WHOLE if format != Format.FP4_32 and GROUPED[one] < GROUPED[format]]
-        assert list(tiles.group_formats(matrix, Format.FP4_32, name)) == [format, *finer]
+        # Groups of 128 inputs are twice as many of 64, too; and zero points are offsets.
+        finer = [one for one in WHOLE if format in WHOLE and GROUPED[one] < GROUPED[format]]
+        offsets = [Format.OFFSET_32] if format in WHOLE else []
+        assert list(tiles.group_formats(matrix, Format.FP4_32, name)) == [format, *finer, *offsets]
         rounded_twice = (matrix.float() * 1.1).bfloat16()
-        assert not list(tiles.group_formats(rounded_twice, format, name))
+        if format != Format.OFFSET_32:
+            assert set(tiles.group_formats(rounded_twice, format, name)) <= set(offsets)
         matrix[63, 255] = 1.0
         assert tiles.in_tiles(matrix, format, name) is None, "but for one number"
     assert not list(tiles.group_formats(random(64, 256).bfloat16(), Format.FP4_32, name))
@@ -147,7 +182,7 @@ def test_what_is_no_number_is_none_in_its_group_alone(name: str) -> None:
 
 
 def test_only_whole_numbers_of_groups_have_a_rounding() -> None:
-    for format in (Format.INT8, Format.INT4, Format.FP4_32):
+    for format in (Format.INT8, Format.INT4, Format.FP4_32, Format.OFFSET_32):
         with pytest.raises(RuntimeError, match="a rounding that this library does not know of the format"):
             tiles.quantize(random(16, 128).bfloat16(), format, "generic", rounding=Rounding.SYMMETRIC)
 
@@ -159,8 +194,8 @@ def test_only_whole_numbers_of_groups_have_a_rounding() -> None:
 def test_products_with_groups_are_exact_but_for_their_scales(
     name: str, format: Format, rounding: Rounding, inputs: int, outputs: int
 ) -> None:
-    if format == Format.FP4_32 and rounding != Rounding.NOTHING:
-        pytest.skip("nothing is rounded to fp4")
+    if format not in WHOLE and rounding != Rounding.NOTHING:
+        pytest.skip("nothing is rounded to it")
     group = GROUPED[format]
     table, bias = random(512, inputs), torch.zeros(rounded_up(outputs, TILE_OUTPUTS))
     table[7] = 0

@@ -96,7 +96,7 @@ int penstock_cpu_quantize(const char *instruction_set, int32_t format, int32_t r
         if (format != PENSTOCK_FORMAT_INT8 && format != PENSTOCK_FORMAT_INT4 && !penstock::group_of(wanted))
             throw std::invalid_argument("a format that this library does not quantize to");
         if (rounding < PENSTOCK_ROUND_NOTHING || rounding > PENSTOCK_ROUND_WITH_ZERO_POINTS ||
-            (rounding != PENSTOCK_ROUND_NOTHING && (!penstock::group_of(wanted) || format == PENSTOCK_FORMAT_FP4_32)))
+            (rounding != PENSTOCK_ROUND_NOTHING && (!penstock::group_of(wanted) || penstock::kind_of(wanted) != penstock::kWithZeros)))
             throw std::invalid_argument("a rounding that this library does not know of the format");
         std::vector<float> row(static_cast<size_t>(penstock::round_up(columns, 2048)) * 3);
         is_made = named(instruction_set)

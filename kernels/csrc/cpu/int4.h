@@ -268,7 +268,7 @@ SEPARATE void int4_block(const uint8_t *a, long a_bytes, const uint8_t *column, 
         for (int r = 0; r < rows; r++)
             for (int s = 0; s < sides; s++)
                 low[r][s] = high[r][s] = MM(set1_epi32)(kIsTurned ? -8 * 128 * PENSTOCK_INT4_GROUP : 0);
-        add_nibbles<rows, sides, 8, has_high, false, kIsTurned>(inputs, a_bytes, tile + 64 + half * 512 + side * kRegister, low, high);
+        add_nibbles<rows, sides, 8, has_high, kWithZeros, kIsTurned>(inputs, a_bytes, tile + 64 + half * 512 + side * kRegister, low, high);
         for (int s = 0; s < sides; s++) {
             const uint8_t *const from = tile + half * 16 + (side + s) * kSideOutputs;
             const Integers factor = bytes_in_words(from);

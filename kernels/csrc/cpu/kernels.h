@@ -128,25 +128,33 @@ struct QuantizeArgs {
 [[maybe_unused]] static constexpr int group_of(penstock_format format) {
     return format == PENSTOCK_FORMAT_GROUPS_32    ? 32
            : format == PENSTOCK_FORMAT_FP4_32     ? 32
+           : format == PENSTOCK_FORMAT_OFFSET_32  ? 32
            : format == PENSTOCK_FORMAT_GROUPS_64  ? 64
            : format == PENSTOCK_FORMAT_GROUPS_128 ? 128
                                                   : 0;
 }
 
+// What a group's numbers are counted from: a zero point, the one of fp4, or none, and an offset is added.
+enum GroupKind { kWithZeros, kFp4, kWithOffsets };
+[[maybe_unused]] static constexpr GroupKind kind_of(penstock_format format) {
+    return format == PENSTOCK_FORMAT_FP4_32 ? kFp4 : format == PENSTOCK_FORMAT_OFFSET_32 ? kWithOffsets : kWithZeros;
+}
+
 // Of what lies in front of the numbers of a tile of 16 outputs x 128 inputs in 4 bits.
-[[maybe_unused]] static constexpr int64_t head_bytes(int group, bool is_fp4) {
-    return PENSTOCK_INT4_INPUTS / group * (is_fp4 ? 16 : 64);
+[[maybe_unused]] static constexpr int64_t head_bytes(int group, GroupKind kind) {
+    return PENSTOCK_INT4_INPUTS / group * (kind == kFp4 ? 16 : 64);
 }
 
 // Of such a tile.
 [[maybe_unused]] static constexpr int64_t tile_bytes_of(penstock_format format) {
     const int group = group_of(format);
-    return group ? 1024 + head_bytes(group, format == PENSTOCK_FORMAT_FP4_32) : PENSTOCK_INT4_BYTES;
+    return group ? 1024 + head_bytes(group, kind_of(format)) : PENSTOCK_INT4_BYTES;
 }
 
 // Of such a tile of groups as tiles of int8, and what grouped.h keeps in front of them.
+constexpr int kUnpackedHead = 192;
 [[maybe_unused]] static constexpr int64_t unpacked_bytes(int group) {
-    return PENSTOCK_INT4_INPUTS / group * 128 + (group == 32 ? 4096 : 2048);
+    return PENSTOCK_INT4_INPUTS / group * kUnpackedHead + (group == 32 ? 4096 : 2048);
 }
 
 struct QuantizeWeightArgs {

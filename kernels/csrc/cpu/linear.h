@@ -313,7 +313,7 @@ INLINE void int4_product(const LinearArgs &args, const uint8_t *a, int rows, con
 #endif
 
 // Up to four tiles of outputs of some rows, of weights in groups.
-template <int group, bool is_fp4>
+template <int group, GroupKind kind>
 INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, const int *tiles, int count, int next,
                         float *sums) {
     const int k_tiles = static_cast<int>(round_up(args.inputs, PENSTOCK_INT4_INPUTS) / PENSTOCK_INT4_INPUTS);
@@ -324,7 +324,7 @@ INLINE void group_block(const LinearArgs &args, int64_t begin, int64_t end, cons
     const bool gated = args.epilogue == PENSTOCK_GATE;
     for (int64_t first = begin; first < end; first += kRowsOfPass) {
         const int64_t stop = least(first + kRowsOfPass, end);
-        group_product<group, is_fp4>(args.source + first * args.source_bytes, args.source_bytes, static_cast<int>(stop - first),
+        group_product<group, kind>(args.source + first * args.source_bytes, args.source_bytes, static_cast<int>(stop - first),
                                      columns, count, k_tiles, first == begin ? next * column_bytes : 0, first == begin, unpacked, sums);
         float *block = sums;
         for (int64_t row = first; row < stop; row += 16, block += kMostTiles * kBlockFloats) {
@@ -340,13 +340,15 @@ SEPARATE void any_group_block(const LinearArgs &args, int64_t begin, int64_t end
                               float *sums) {
     switch (args.format) {
         case PENSTOCK_FORMAT_GROUPS_32:
-            return group_block<32, false>(args, begin, end, tiles, count, next, sums);
+            return group_block<32, kWithZeros>(args, begin, end, tiles, count, next, sums);
         case PENSTOCK_FORMAT_GROUPS_64:
-            return group_block<64, false>(args, begin, end, tiles, count, next, sums);
+            return group_block<64, kWithZeros>(args, begin, end, tiles, count, next, sums);
         case PENSTOCK_FORMAT_FP4_32:
-            return group_block<32, true>(args, begin, end, tiles, count, next, sums);
+            return group_block<32, kFp4>(args, begin, end, tiles, count, next, sums);
+        case PENSTOCK_FORMAT_OFFSET_32:
+            return group_block<32, kWithOffsets>(args, begin, end, tiles, count, next, sums);
         default:
-            return group_block<128, false>(args, begin, end, tiles, count, next, sums);
+            return group_block<128, kWithZeros>(args, begin, end, tiles, count, next, sums);
     }
 }
 
@@ -419,8 +421,10 @@ void linear(const LinearArgs &args, const Work &work) {
     const int units = gated ? half : (all_tiles + 1) / 2;  // of two tiles
     const int in_chunk = rows_in_chunk(args);
     const int64_t chunks = (args.rows + in_chunk - 1) / in_chunk;
-    const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4 ? args.rows > kInt4Few
-                                                                       : group_of(args.format) && args.rows > 16;
+    // With offsets inputs are summed, the better for four columns.
+    const bool is_unpacked_whole = args.format == PENSTOCK_FORMAT_INT4
+                                       ? args.rows > kInt4Few
+                                       : group_of(args.format) && kind_of(args.format) != kWithOffsets && args.rows > 16;
     // All rows of a stream pass while it is read: two columns leave registers for more of them than four do.
     const bool is_two = is_unpacked_whole || (kRowsAtOnce<4> < args.rows && args.rows <= kRowsAtOnce<2>);
     const int units_at_once = units * chunks >= 16 * work.members && !is_two ? 2 : 1;

@@ -13,9 +13,9 @@ namespace {
 
 // What 4 bits of each byte stand for: themselves, or of fp4 their number with the zero point.
 constexpr int8_t kFp4Numbers[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-template <bool is_fp4>
+template <GroupKind of>
 INLINE B64 numbers_of(B64 x) {
-    if constexpr (!is_fp4) return x;
+    if constexpr (of != kFp4) return x;
 #if defined(PENSTOCK_AVX512)
     const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers));
     return (B64)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)x);
@@ -67,6 +67,16 @@ INLINE Integers bytes_in_words(const uint8_t *from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
 }
 #endif
+// Numbers of fp16.
+INLINE Floats halves_in_words(const uint8_t *from) {
+#if defined(PENSTOCK_AVX512)
+    return (Floats)from_halves(from);
+#else
+    const __m256i x = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+    const __m256i bits = (_mm256_slli_epi32(x, 13) & _mm256_set1_epi32(0x0fffe000)) | (x & _mm256_set1_epi32(INT32_MIN));
+    return _mm256_mul_ps((__m256)bits, _mm256_set1_ps(kHalfExponents));
+#endif
+}
 INLINE Integers load_integers(const void *from) {
     typedef Integers Memory __attribute__((aligned(1), may_alias));
     return *static_cast<const Memory *>(from);
@@ -82,10 +92,10 @@ constexpr char kSignOfInputs = kIsTurned ? -128 : 0;
 // Of `rows` rows and `sides` sides, sums of four products each in 32 bits by VPDPBUSD, or of two in 16 bits by VPMADDUBSW, of so
 // many steps that they fit (`whole_of` makes them the former). `is_turned`: of inputs as they are, where they have no sign, and else of what
 // they stand for. `low` is the group of the lower bits, `high` that of the upper ones, 64 inputs further.
-template <int rows, int sides, int quads, bool has_high, bool is_fp4, bool is_turned>
+template <int rows, int sides, int quads, bool has_high, GroupKind of, bool is_turned>
 INLINE void add_nibbles(const uint8_t *inputs, long a_bytes, const uint8_t *numbers, Integers (*low)[sides], Integers (*high)[sides]) {
     const auto number_of = [](Integers x) {
-        if (!is_fp4) return x;
+        if (of != kFp4) return x;
         return MM(shuffle_epi8)(in_each_part(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Numbers))), x);
     };
     const auto add_one = [](Integers &sum, Integers number, Integers x) {

@@ -48,6 +48,9 @@ enum penstock_format {
     // Groups of 32 inputs in fp4 (e2m1): a sign, and a number that is half of 0, 1, 2, 3, 4, 6, 8 or 12. In front of a tile's numbers are 16
     // bytes for each group, of each output the exponent (bits 23 to 30) of half of its scale, a power of two. u is twice the number plus 12.
     PENSTOCK_FORMAT_FP4_32 = 7,
+    // Groups of 32 inputs as GGUF's Q4_K and Q4_1 have them: a weight is scale u + offset. In front of a tile's numbers are 64 bytes for each group,
+    // of each output the scale, then of each the offset, in fp16. Inputs are a multiple of 32: a zero point, which fills up others, need not be whole.
+    PENSTOCK_FORMAT_OFFSET_32 = 8,
 };
 // What becomes of numbers in a format with groups, but for fp4: those that are of such groups stay what they are, or all are rounded
 // to the nearest, with 8 as every zero point or with the best one of each group.

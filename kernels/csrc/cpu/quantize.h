@@ -2,7 +2,8 @@
 // factor for each group of 32 inputs, which is a whole number as well: so sums of products stay whole numbers, and an
 // output is multiplied by its scale once. Scales are those, of some that are tried, that make the squared error least;
 // given the whole numbers, the best scale is known (least squares). Or each group of inputs has a scale and a zero point of its own: found in the same
-// way, or, of numbers that were of 4 bits in groups before they were bf16, recognized, so that they become again what they were.
+// way, or, of numbers that were of 4 bits in groups before they were bf16, recognized, so that they become again what they were. So are groups with a
+// scale and an offset.
 #pragma once
 
 #include "kernels.h"
@@ -208,6 +209,89 @@ static bool find_groups(const float *x, F16 *scales, I16 *zeros) {
     return false;
 }
 
+// To the nearest number of fp16 that is not larger than the largest one.
+INLINE F16 to_half(F16 x) {
+    const U16 rounded = ((U16)x + 0xfffu + ((U16)x >> 13 & 1u)) & ~0x1fffu;
+    // Below 2^-14 such numbers are as far apart as those of fp32 beside 0.75.
+    return select(is_less(size_of(x), all(0x1p-14f)), (x + 0.75f) - 0.75f, (F16)rounded);
+}
+
+// Its bits.
+INLINE uint32_t half_bits(float x) {
+    union {
+        float number;
+        uint32_t bits;
+    } both = {x};
+    const uint32_t sign = both.bits >> 16 & 0x8000u, size = both.bits & 0x7fffffffu;
+    both.bits = size;
+    return sign | (both.number < 0x1p-14f ? static_cast<uint32_t>(both.number * 0x1p24f) : (size >> 13) - (112u << 10));
+}
+
+// Of 16 groups of 32, one in each lane: the scales and offsets whose numbers, with u from 0 to 15, differ from theirs by no more than bf16 makes
+// of them: less than a hundredth of the largest. False: of some group there are none. The lowest number is u = 0, and the highest may stand for any
+// other; given the whole numbers, scale and offset follow by least squares.
+static bool find_offsets(const float *x, F16 *scales, F16 *offsets) {
+    constexpr int group = PENSTOCK_INT4_GROUP;
+    F16 highest = load(x), lowest = highest, nothing = {};
+    for (int i = 0; i < group; i++) {
+        const F16 number = load(x + i * 16);
+        highest = maximum(number, highest), lowest = minimum(number, lowest);
+        nothing += number * 0.0f;  // none, if one of them is none or infinite
+    }
+    const F16 allowed = maximum(highest, -lowest) * 0x1p-7f, range = highest - lowest;
+    I16 found = {};
+    *scales = F16{}, *offsets = F16{};
+    for (int most = 15; most >= 0; most--) {
+        const F16 inverse = select(is_less(F16{}, range), static_cast<float>(most) / range, F16{});
+        F16 sum = {}, squares = {}, total = {}, products = {};
+        for (int i = 0; i < group; i++) {
+            const F16 above = load(x + i * 16) - lowest, u = to_floats(rounded(above * inverse));
+            sum += u, squares += u * u, total += above, products += above * u;
+        }
+        const F16 divisor = squares * static_cast<float>(group) - sum * sum;
+        const F16 slope = (products * static_cast<float>(group) - sum * total) / divisor;
+        const F16 scale = to_half(select(is_less(F16{}, divisor), slope, F16{}));
+        const F16 offset = to_half((total - sum * scale) * (1.0f / group) + lowest);
+        const F16 again = select(is_less(F16{}, scale), 1.0f / scale, F16{});
+        F16 furthest = {};
+        for (int i = 0; i < group; i++) {
+            const F16 number = load(x + i * 16);
+            const F16 u = to_floats(rounded(bounded((number - offset) * again, 0.0f, 15.0f)));
+            furthest = maximum(size_of(u * scale + offset - number), furthest);
+        }
+        const I16 fails = is_less(allowed, furthest) | is_less(all(65504.0f), size_of(offset)) | ~is_same(nothing, F16{});
+        const I16 is_made = ~fails & ~found;
+        *scales = select(is_made, scale, *scales);
+        *offsets = select(is_made, offset, *offsets);
+        found |= is_made;
+        bool all_found = true;
+        for (int lane = 0; lane < 16; lane++) all_found &= found[lane] != 0;
+        if (all_found) return true;
+    }
+    return false;
+}
+
+// u of a row (columns, a multiple of 128) into `to`, and of each 32 of them the scale and in the upper bits the offset, in fp16. False: some group
+// is none.
+static bool quantize_row_offsets(const float *x, int64_t columns, int8_t *to, uint32_t *words, float *lanes) {
+    constexpr int group = PENSTOCK_INT4_GROUP;
+    const int64_t groups = columns / group;
+    put_in_lanes<group>(x, columns, lanes);
+    for (int64_t first = 0; first < groups; first += 16) {
+        F16 scales, offsets;
+        if (!find_offsets(lanes + first * group, &scales, &offsets)) return false;
+        for (int64_t of = first; of < least(first + 16, groups); of++) {
+            const float scale = scales[of - first], offset = offsets[of - first];
+            const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+            words[of] = half_bits(scale) | half_bits(offset) << 16;
+            for (int i = 0; i < group; i += 16)
+                *reinterpret_cast<B16Memory *>(to + of * group + i) =
+                    to_bytes(rounded(bounded((load(x + of * group + i) - offset) * inverse, 0.0f, 15.0f)));
+        }
+    }
+    return true;
+}
+
 // The best so far of 16 groups, one in each lane. Of whole numbers q and their best scale the squared error is sum x^2 - gain.
 struct Found {
     F16 gain, scale, zero;
@@ -341,7 +425,9 @@ INLINE void put_in_tile(const int8_t *numbers, uint8_t *tile, int64_t output) {
 // False: nothing shall be rounded, and the numbers are not of 4 bits in such groups.
 bool quantize_weight(const QuantizeWeightArgs &args) {
     const int group = group_of(args.format);
-    const bool is_int8 = args.format == PENSTOCK_FORMAT_INT8, is_fp4 = args.format == PENSTOCK_FORMAT_FP4_32;
+    const GroupKind kind = kind_of(args.format);
+    const bool is_int8 = args.format == PENSTOCK_FORMAT_INT8;
+    if (kind == kWithOffsets && args.columns % group) return false;
     const int64_t tile_inputs = is_int8 ? PENSTOCK_BYTE_INPUTS : PENSTOCK_INT4_INPUTS;
     const int64_t tile_bytes = is_int8 ? kTileBytes : tile_bytes_of(args.format);
     const int64_t columns = round_up(args.columns, tile_inputs), k_tiles = columns / tile_inputs;
@@ -368,22 +454,24 @@ bool quantize_weight(const QuantizeWeightArgs &args) {
                 reinterpret_cast<uint32_t *>(panel)[quad * 16 + output] =
                     reinterpret_cast<const uint32_t *>(numbers)[quad];
         } else if (group) {
-            if (is_fp4) {
-                if (!quantize_row_fp4(x, columns, numbers, words)) return false;
-            } else if (!quantize_row_groups(group, args.rounding, x, columns, numbers, words, lanes)) {
+            if (!(kind == kFp4           ? quantize_row_fp4(x, columns, numbers, words)
+                  : kind == kWithOffsets ? quantize_row_offsets(x, columns, numbers, words, lanes)
+                                           : quantize_row_groups(group, args.rounding, x, columns, numbers, words, lanes)))
                 return false;
-            }
             const int per_tile = PENSTOCK_INT4_INPUTS / group;
             for (int64_t k = 0; k < k_tiles; k++) {
                 uint8_t *tile = panel + k * tile_bytes;
                 for (int of = 0; of < per_tile; of++) {
                     const uint32_t word = words[k * per_tile + of];
-                    if (is_fp4)
+                    auto *const halves = reinterpret_cast<uint16_t *>(tile + of * 64);
+                    if (kind == kFp4)
                         tile[of * 16 + output] = static_cast<uint8_t>(word >> 23);
+                    else if (kind == kWithOffsets)
+                        halves[output] = static_cast<uint16_t>(word), halves[16 + output] = static_cast<uint16_t>(word >> 16);
                     else
                         reinterpret_cast<uint32_t *>(tile)[of * 16 + output] = word;
                 }
-                put_in_tile(numbers + k * tile_inputs, tile + head_bytes(group, is_fp4), output);
+                put_in_tile(numbers + k * tile_inputs, tile + head_bytes(group, kind), output);
             }
             continue;
         } else {

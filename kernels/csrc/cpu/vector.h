@@ -339,6 +339,17 @@ INLINE U16 widen_bytes(Bytes16 x) {
 #endif
 }
 
+// 16 numbers of fp16, which are finite.
+constexpr float kHalfExponents = 0x1p112f;  // what the exponents of fp32 and fp16 differ by
+INLINE F16 from_halves(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (F16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+#else
+    const U16 x = widen(*reinterpret_cast<const H16Memory *>(from));
+    return (F16)((x & 0x7fffu) << 13 | (x & 0x8000u) << 16) * kHalfExponents;
+#endif
+}
+
 // To the nearest bf16, ties to even; what is no number stays none.
 INLINE H16 to_bf16(F16 x) {
 #if defined(__AVX512BF16__)

@@ -145,6 +145,9 @@ def _of_numbers(header: Header) -> dict[str, Any]:
     made: dict[str, Any] = {"torch_dtype": {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")}
     if types:
         made["quantization_config"] = {"quant_method": "gguf", "types": dict(types.most_common())}
+        head = header.tensors.get("output.weight", header.tensors.get("token_embd.weight"))
+        if head is not None and head.dtype in BLOCKS:
+            made["quantization_config"]["head"] = head.dtype
     return made
 
 

@@ -30,6 +30,8 @@ FORMATS = {
     "int4-g128-zp": (4, 128, True),
 }
 TILE_INPUTS = 128  # of the engine's tiles of 4 bits
+# Formats of groups whose numbers have no whole zero point.
+NOT_ON_GPUS = (Format.FP4_32, Format.OFFSET_32)
 FROM_ZERO = 0x1F  # the bits of a group's word that are its zero point
 
 
@@ -110,8 +112,10 @@ class DeviceQuantizer:
     def _as_published(self, linear: Linear, published: Published) -> PackedMatrix | None:
         matrix_OI = linear.weight_OI
         for format in tiles.group_formats(matrix_OI, published.format, published.instruction_set):
+            if format in NOT_ON_GPUS:
+                continue
             found = tiles.in_tiles(matrix_OI, format, published.instruction_set, published.threads)
-            if found is not None and format != Format.FP4_32:
+            if found is not None:
                 return on_device(found, self.device)
         return None
 

@@ -373,7 +373,8 @@ def in_tiles(head_dim: int) -> int:
 def _in_words(format: Format) -> str:
     """In words."""
     if format in GROUPED:
-        return f"{'fp4' if format == Format.FP4_32 else 'int4'} in groups of {GROUPED[format]}"
+        with_offsets = " with offsets" if format == Format.OFFSET_32 else ""
+        return f"{'fp4' if format == Format.FP4_32 else 'int4'} in groups of {GROUPED[format]}{with_offsets}"
     return format.name.lower()
 
 

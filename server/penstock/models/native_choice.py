@@ -158,7 +158,13 @@ def published(
     return (
         None
         if _widest(shape) > MOST_BYTE_INPUTS
-        else Quantizer(Format.INT8, False, runs, threads_of(threads), published=Format[named.upper()])
+        else Quantizer(
+            Format.INT8,
+            quantization.has_published_head(config),
+            runs,
+            threads_of(threads),
+            published=Format[named.upper()],
+        )
     )
 
 

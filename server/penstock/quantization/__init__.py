@@ -208,6 +208,12 @@ def published(config: dict[str, Any]) -> str | None:
     return None
 
 
+def has_published_head(config: dict[str, Any]) -> bool:
+    """Whether the head of a checkpoint whose layers stay in 4 bits is in few bits as well: of files in GGUF it mostly is."""
+    given = _first(config)
+    return _method(given, None) == "gguf" and bool(given.get("head"))
+
+
 def with_what_is_beside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """config.json, with what only a file beside it says of how the weights are quantized. Raises UnusableModel."""
     beside = _beside(folder)
