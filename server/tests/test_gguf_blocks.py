@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock import quantization
 from penstock.gguf.blocks import BLOCKS
 from penstock.gguf.container import PLAIN_BYTES, TYPES
 from penstock_kernels import tiles
@@ -60,6 +61,7 @@ def test_what_has_4_bits_and_a_scale_for_32_numbers_is_found_again_in_bf16(name:
         "Q4_K": Format.OFFSET_32,
     }
     assert found == expected.get(name)
+    assert (found is not None) == (name in quantization.GGUF_GROUPS)
     assert found is None or tiles.in_tiles(matrix_OI, found, SETS[-1]) is not None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from driver import Driver
 from gguf_files import SHAPE, tensors_of_llama, tokenizer, write
 from penstock import quantization
 from penstock.errors import UnusableModel
@@ -16,9 +17,12 @@ from penstock.gguf import unpack
 from penstock.loading import tensor_reader
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.checks import check_folder
-from penstock.models import recipes
+from penstock.models import native_choice, recipes
 from penstock.parallel.group import ALONE
 from penstock_kernels import tensors
+from penstock_kernels.program import Kind
+from test_codes import CPU
+from test_native import SETS
 
 # In blocks of 32, as rows of 64 and 96 numbers have them.
 TYPES = {
@@ -178,3 +182,44 @@ def test_a_checkpoint_of_blocks_is_served_with_a_recipe_alone(folder: Path) -> N
     quantization.refuse(config, folder)
     with pytest.raises(UnusableModel, match="of models with a recipe it is"):
         quantization.refuse(config, folder, has_recipe=False)
+
+
+@pytest.mark.skipif(not SETS, reason="there is no CPU engine here")
+@pytest.mark.parametrize(
+    ("kind", "formats", "share"),
+    [("Q4_0", "GROUPS_32", 1.0), ("Q4_1", "OFFSET_32", 1.0), ("Q8_0", "INT8", 0.0)],
+)
+def test_blocks_are_held_in_as_few_bits_as_is_counted(
+    kind: str, formats: str, share: float, tmp_path: Path
+) -> None:
+    """By the rehearsal, from which the doctor and a worker know whether there is room."""
+    found = tensors_of_llama()
+    types = {name: kind for name, one in found.items() if one.ndim == 2 and name != "token_embd.weight"}
+    file = write(tmp_path / "small.gguf", found, more=tokenizer(), types=types)
+    folder = unpack.obtain(file, tmp_path / "cache")
+    config = check_folder(folder)
+    assert config["quantization_config"]["share_in_4_bits"] == share
+    assert config["quantization_config"]["head"] == kind
+    quantizer = native_choice.published(config, recipes.read_config(config), tensors.bfloat16, CPU, ALONE)
+    with Checkpoint(folder, tensors.bfloat16) as checkpoint:
+        recipes.load_from(config, checkpoint, ALONE, quantizer)
+        counted = checkpoint.bytes_made
+    native = Driver(folder, torch.bfloat16).engine.native
+    assert native is not None
+    products = [
+        one
+        for operations in (native.program.body, native.program.head)
+        for one in operations
+        if one.kind == Kind.LINEAR
+    ]
+    assert {one.format.name for one in products} == {formats}
+    held = sum(one.weight.nbytes for one in products if one.weight is not None)
+    plain = [one for name, one in found.items() if name not in types]
+    assert counted == held + sum(2 * one.size for one in plain)
+
+
+def test_a_share_is_of_the_numbers_in_layers(folder: Path) -> None:
+    given = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert "head" not in given, "which is in no blocks"
+    # Of queries and what attention gives out 64 x 64 numbers each, and 32 x 64 of keys and values; 96 x 64 of three others.
+    assert given["share_in_4_bits"] == 2 * 64 * 64 / (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)

@@ -8,6 +8,7 @@ one `{"folder": folder}` or `{"failed": one line for the user}`. Must not import
 import argparse
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from penstock import quantization
 from penstock.errors import UnusableModel
 from penstock.gguf import tokenizer
 from penstock.gguf.architectures import architecture_of
@@ -141,10 +143,19 @@ def _of_numbers(header: Header) -> dict[str, Any]:
         if len(one.shape) > 1:
             sizes[one.dtype] += one.end - one.begin
     types = Counter(one.dtype for one in header.tensors.values() if one.dtype in BLOCKS)
+    layers = {
+        name: one for name, one in header.tensors.items() if name.startswith("blk.") and len(one.shape) > 1
+    }
+    in_groups = sum(math.prod(one.shape) for one in layers.values() if one.dtype in quantization.GGUF_GROUPS)
+    numbers = sum(math.prod(one.shape) for one in layers.values())
     most = max(sizes, key=lambda name: sizes[name], default="F32")
     made: dict[str, Any] = {"torch_dtype": {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")}
     if types:
-        made["quantization_config"] = {"quant_method": "gguf", "types": dict(types.most_common())}
+        made["quantization_config"] = {
+            "quant_method": "gguf",
+            "types": dict(types.most_common()),
+            "share_in_4_bits": in_groups / max(numbers, 1),
+        }
         head = header.tensors.get("output.weight", header.tensors.get("token_embd.weight"))
         if head is not None and head.dtype in BLOCKS:
             made["quantization_config"]["head"] = head.dtype

@@ -164,6 +164,7 @@ def published(
             runs,
             threads_of(threads),
             published=Format[named.upper()],
+            share=quantization.share_in_4_bits(config),
         )
     )
 

@@ -61,6 +61,8 @@ class Quantizer:
     rounding: Rounding = Rounding.NOTHING
     published: Format | None = None
     """The groups of a checkpoint of 4 bits: matrices that are of such groups stay what they are, and others are quantized."""
+    share: float = 1.0
+    """Of the numbers that are of such groups, as far as a rehearsal has to know."""
 
     def take_layer(self, layer: Layer, config: DecoderConfig, checkpoint: Checkpoint) -> None:
         """Quantizes the matrices of a layer that was just read. Those that choose and open stay as they are: they are small."""
@@ -112,19 +114,19 @@ class Quantizer:
 
     def _quantized(self, matrix_OI: Tensor, checkpoint: Checkpoint) -> QuantizedMatrix:
         rows, columns = matrix_OI.shape
-        format = self.format
-        if self.published is not None:
-            format = self.published
-            if not checkpoint.is_rehearsal:
-                for found in tiles.group_formats(matrix_OI, format, self.instruction_set):
-                    made = self._regrouped(matrix_OI, found, checkpoint)
-                    if made is not None:
-                        return made
-                format = self.format
-        into = checkpoint.new((quantized_bytes(format, rows, columns),), tensors.uint8)
+        size = quantized_bytes(self.format, rows, columns)
         if checkpoint.is_rehearsal:
-            return QuantizedMatrix(format, rows, columns, into, into, into)
-        return tiles.quantize(matrix_OI, format, self.instruction_set, self.threads, into, self.rounding)
+            if self.published is not None:
+                size += round(self.share * (quantized_bytes(self.published, rows, columns) - size))
+            into = checkpoint.new((size,), tensors.uint8)
+            return QuantizedMatrix(self.published or self.format, rows, columns, into, into, into)
+        if self.published is not None:
+            for found in tiles.group_formats(matrix_OI, self.published, self.instruction_set):
+                made = self._regrouped(matrix_OI, found, checkpoint)
+                if made is not None:
+                    return made
+        into = checkpoint.new((size,), tensors.uint8)
+        return tiles.quantize(matrix_OI, self.format, self.instruction_set, self.threads, into, self.rounding)
 
     def _regrouped(self, matrix_OI: Tensor, format: Format, checkpoint: Checkpoint) -> QuantizedMatrix | None:
         into = checkpoint.new((quantized_bytes(format, *matrix_OI.shape),), tensors.uint8)

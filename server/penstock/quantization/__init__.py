@@ -67,6 +67,8 @@ READ = "fp8, MXFP8, MXFP4, NVFP4, int8, GPTQ and AWQ, also of compressed-tensors
 # has them, like all others, served as the numbers of bf16 that they stand for.
 PUBLISHED, NONE = "published", "none"
 GROUPS, FP4 = (32, 64, 128), "fp4_32"
+# GGUF's types that are such groups.
+GGUF_GROUPS = ("Q4_0", "Q4_1", "Q4_K", "MXFP4")
 
 # What the names of tensors end with that only a quantized checkpoint has. The first that fits.
 TRACES = (
@@ -206,6 +208,13 @@ def published(config: dict[str, Any]) -> str | None:
         if size is not None:
             return next((f"groups_{one}" for one in reversed(GROUPS) if size % one == 0), None)
     return None
+
+
+def share_in_4_bits(config: dict[str, Any]) -> float:
+    """Of the layers' numbers of a checkpoint that is published in 4 bits: files in GGUF have others beside them."""
+    given = _first(config)
+    share = given.get("share_in_4_bits") if _method(given, None) == "gguf" else None
+    return share if isinstance(share, float) else 1.0
 
 
 def has_published_head(config: dict[str, Any]) -> bool:
