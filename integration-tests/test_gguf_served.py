@@ -116,7 +116,7 @@ def test_a_file_answers_as_the_model_that_it_was_made_of(launch: Launch, tmp_pat
 def test_blocks_are_served_in_few_bits(kind: str, says: str, launch: Launch, tmp_path: Path) -> None:
     file = shipped_as_gguf(tmp_path / "files", f"tiny-{kind}", kind)
     made = served(launch, tmp_path, str(file))
-    assert "the CPU engine runs the model: " in made.stdout() and f"{says}: 2" in made.stdout()
+    assert "the CPU engine runs the model: " in made.stdout() and says in made.stdout()
     found = ask_all(made.address, ASKS)
     plain = served(launch, tmp_path, str(file), "--quantize", "none")
     assert "bf16, threads" in plain.stdout()
