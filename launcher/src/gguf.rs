@@ -1,6 +1,8 @@
 //! `--model-id` of GGUF files: a file, a folder of one model, or on the hub `owner/name:TAG` and `owner/name/FILE.gguf`. `python -m penstock.gguf.unpack`
 //! makes a model's folder of it. Called by `model::obtain`.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -15,6 +17,7 @@ use crate::model::{self, Model};
 use crate::python;
 
 const ENDING: &str = ".gguf";
+const MAGIC: &[u8; 4] = b"GGUF";
 /// How people of other servers begin a name on the hub.
 const HUB: [&str; 2] = ["hf.co/", "huggingface.co/"];
 
@@ -45,6 +48,16 @@ pub fn on_hub(id: &str) -> Option<(String, String)> {
 /// A name on the hub without the host in front of it.
 pub fn without_host(id: &str) -> &str {
     HUB.iter().find_map(|begin| id.strip_prefix(begin)).unwrap_or(id)
+}
+
+/// Whether this is a GGUF file: by its name, whatever is in it, or by how it begins, as what Ollama keeps has no such name.
+pub fn is_file(path: &Path) -> bool {
+    if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(&ENDING[1..])) {
+        return path.is_file();
+    }
+    let mut begin = [0; MAGIC.len()];
+    path.is_file()
+        && File::open(path).and_then(|mut file| file.read_exact(&mut begin)).is_ok_and(|()| begin == *MAGIC)
 }
 
 /// The first file of the one model that a folder holds in GGUF files; `None` where it holds others, or none of them.
@@ -151,6 +164,23 @@ mod tests {
         ] {
             assert_eq!(found(id), None, "{id}");
         }
+    }
+
+    #[test]
+    fn a_file_is_known_by_its_name_or_by_how_it_begins() {
+        let made = tempfile::tempdir().unwrap();
+        for (name, content, is_one) in [
+            ("a.gguf", "", true),
+            ("a.GGUF", "else", true),
+            ("sha256-0d5c", "GGUF\u{3}\0\0\0", true),
+            ("sha256-1e6d", "GGU", false),
+            ("model.safetensors", "else", false),
+        ] {
+            let file = made.path().join(name);
+            std::fs::write(&file, content).unwrap();
+            assert_eq!(is_file(&file), is_one, "{name}");
+        }
+        assert!(!is_file(made.path()) && !is_file(&made.path().join("none.gguf")));
     }
 
     #[test]

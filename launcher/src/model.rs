@@ -110,8 +110,7 @@ impl Named {
             return check(path, args.trust_remote_code, weights).map(|()| Named::Folder(path.to_owned()));
         }
         if path.exists() {
-            let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-            if is_gguf && path.is_file() {
+            if gguf::is_file(path) {
                 return Ok(Named::Gguf(path.to_owned()));
             }
             return Err(format!("--model-id: {id} is not a folder, nor a GGUF file"));

@@ -7,11 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gguf_files import SHAPE, VOCABULARY, tensors_of_llama, tokenizer, write
 from penstock.errors import UnusableModel
 from penstock.gguf import unpack
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.checks import check_folder
+from penstock.models import recipes
+from penstock.parallel.group import ALONE
+from penstock_kernels import tensors
 
 
 def file_of(folder: Path, name: str = "small-Q8_0", **more: Any) -> Path:
@@ -130,6 +136,19 @@ def test_a_type_that_is_no_text_is_no_failure_of_the_command(tmp_path: Path) -> 
     more: dict[str, Any] = {"general.type": ["model"]}
     file = file_of(tmp_path, **more)
     assert unpack.obtain(file, tmp_path / "cache").is_dir()
+
+
+def test_what_reads_images_in_the_same_file_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Ollama keeps models, under names without an ending."""
+    towers = {name: np.ones((64, 64), np.float32) for name in ("v.blk.0.attn_q.weight", "mm.0.weight")}
+    file = write(tmp_path / "sha256-0d5c", tensors_of_llama() | towers, SHAPE, more=tokenizer())
+    folder = unpack.obtain(file, tmp_path / "cache")
+    assert "images or sound beside the model (2 tensors): its text is served" in capsys.readouterr().out
+    with Checkpoint(folder, tensors.float32) as checkpoint:
+        recipes.load_from(check_folder(folder), checkpoint, ALONE)
+        assert not towers.keys() & checkpoint.stored.keys()
 
 
 def test_the_command_answers_in_lines(tmp_path: Path) -> None:

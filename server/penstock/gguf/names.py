@@ -30,6 +30,10 @@ EXPERTS = {
 }
 
 
+# Tensors of what reads images or sound begin with these, in files of Ollama's that have it beside the text's model; llama.cpp has it in a file of its own.
+TOWERS = ("v.", "mm.", "a.")
+
+
 @dataclass(frozen=True)
 class Names:
     """Of one family."""

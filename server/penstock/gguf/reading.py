@@ -14,7 +14,7 @@ from penstock.gguf.architectures import architecture_of
 from penstock.gguf.blocks import BLOCKS, U8
 from penstock.gguf.container import PLAIN_BYTES, read_model
 from penstock.gguf.layout import F32, Made, Part
-from penstock.gguf.names import IN_LAYER
+from penstock.gguf.names import IN_LAYER, TOWERS
 from penstock.loading.model_files import CONFIG, Contents, Stored, WeightFiles, check_present, read_json
 from penstock_kernels import tensors
 
@@ -131,7 +131,9 @@ def catalogue(folder: Path, files: WeightFiles) -> Contents:
             found.arranged[name] = arranged
     unread = architecture.names.unread
     found.stored.update(
-        (name, one) for name, one in of_model.items() if name not in used and name not in unread
+        (name, one)
+        for name, one in of_model.items()
+        if name not in used and name not in unread and not name.startswith(TOWERS)
     )
     return found
 

@@ -22,6 +22,7 @@ from penstock.gguf import tokenizer
 from penstock.gguf.architectures import architecture_of
 from penstock.gguf.blocks import BLOCKS
 from penstock.gguf.container import Header, parts_of, read_model
+from penstock.gguf.names import TOWERS
 from penstock.hub import made_folder
 from penstock.hub.request import write
 from penstock.loading.model_files import CONFIG, GENERATION, GGUF, TOKENIZER
@@ -111,6 +112,12 @@ def _files(header: Header, beside: Path) -> dict[str, dict[str, Any] | Path]:
     if kind is not None:
         raise UnusableModel(f"it is {NO_MODELS[kind]}")
     config = architecture_of(header).config(header) | _of_numbers(header)
+    towers = sum(name.startswith(TOWERS) for name in header.tensors)
+    if towers:
+        message = (
+            f"the file has what reads images or sound beside the model ({towers} tensors): its text is served"
+        )
+        write(level="WARN", message=message)
     made: dict[str, dict[str, Any] | Path] = {}
     if (beside / OWN_TOKENIZER).exists():
         in_config, ends = tokenizer.config_of(header)
