@@ -160,8 +160,8 @@ def test_any_message_is_out_of_step_or_a_wrong_plan(junk: bytes, numbers: tuple[
 
 
 def test_the_plans_of_this_test_are_often_good() -> None:
-    """Or it would show nothing of what is behind the first checks. What is drawn depends on the numbers in the modules that are loaded (Hypothesis
-    tries them), so that of 300 there may be 25 or 40.
+    """Or it would show nothing of what is behind the first checks. What is drawn depends on the numbers in the modules that are loaded, which
+    Hypothesis tries: of 300 there were 25 on one machine, and 30 and more on others.
     """
     taken, refused = 0, set()
 
