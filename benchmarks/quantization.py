@@ -22,10 +22,10 @@ from penstock import quantization, tiny
 from penstock.engine.engine import Engine
 from penstock.engine.plan import NO_TARGET, PROMPT_LOGPROBS, START, Plan, greedy_starts
 from penstock.engine.preparation import prepare
+from penstock.models import packing
 from penstock.proto import penstock_pb2 as pb
 
 LONGEST = 1024
-PUBLISHED = quantization.PUBLISHED
 Texts = list[tuple[list[int], int]]  # ids, and where the answer begins
 
 
@@ -132,8 +132,9 @@ def main() -> None:
     formats = [(quantize, "auto") for quantize in (in_bf16, *filter(None, arguments.quantize.split(",")))]
     formats += [(in_bf16, cache) for cache in filter(None, arguments.kv_cache_dtype.split(","))]
     for quantize, cache in formats:
+        served = "" if quantize == quantization.PUBLISHED else quantize
         logprobs, likeliest, right, held = predictions(
-            folder, texts, quantize.removeprefix(PUBLISHED), arguments.head and bool(quantize), cache
+            folder, texts, served, arguments.head and quantize in packing.FORMATS, cache
         )
         of_bf16 = likeliest if of_bf16 is None else of_bf16
         agree = float((likeliest == of_bf16).mean())

@@ -107,6 +107,7 @@ INLINE void add_group_rows(const uint8_t *a, long a_bytes, const uint8_t *const 
             for (int r = 0; r < rows; r++) {
                 const auto *quad = reinterpret_cast<const int32_t *>(a + r * a_bytes + at * group + p * 4);
                 const __m512i x = _mm512_set1_epi32(*quad);
+                // By intrinsics GCC keeps two copies of each sum, and moves them for each product.
                 for (int i = 0; i < count; i++) asm("vpdpbusd %2, %1, %0" : "+v"(whole[r][i]) : "v"(x), "v"(numbers[i]));
             }
         }

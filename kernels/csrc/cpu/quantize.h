@@ -227,8 +227,8 @@ INLINE uint32_t half_bits(float x) {
     return sign | (both.number < 0x1p-14f ? static_cast<uint32_t>(both.number * 0x1p24f) : (size >> 13) - (112u << 10));
 }
 
-// Of 16 groups of 32, one in each lane: the scales and offsets whose numbers, with u from 0 to 15, differ from theirs by no more than bf16 makes
-// of them: less than a hundredth of the largest. False: of some group there are none. The lowest number is u = 0, and the highest may stand for any
+// Of 16 groups of 32, one in each lane: the scales and offsets whose numbers, with u from 0 to 15, differ from theirs by no more than two steps of bf16
+// at the largest, which is less than a hundredth of it. False: of some group there are none. The lowest number is u = 0, and the highest may stand for any
 // other; given the whole numbers, scale and offset follow by least squares.
 static bool find_offsets(const float *x, F16 *scales, F16 *offsets) {
     constexpr int group = PENSTOCK_INT4_GROUP;
